@@ -1,0 +1,82 @@
+"The rules of the house: who may import whom, how long things get, what a notebook must not store"
+import ast
+import re
+
+import pytest
+from book import CHAPTERS, EXPORTS, MODULES, ROOT
+
+LIB = "qwen35_lit"
+MODULE_LINES, CELL_LINES = 600, 30
+
+
+def imported(tree):
+    "The modules of the package that are imported as soon as a module is (an import inside a function comes later, and may look up)"
+    todo = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)): continue
+        if isinstance(node, ast.Import): yield from (a.name.split(".")[1] for a in node.names if a.name.startswith(f"{LIB}."))
+        if isinstance(node, ast.ImportFrom):
+            name = f"{LIB}.{node.module or ''}".rstrip(".") if node.level else node.module
+            if name == LIB: yield from (a.name for a in node.names if a.name in MODULES)
+            elif name.startswith(f"{LIB}."): yield name.split(".")[1]
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def test_imported_sees_every_form():
+    tree = ast.parse("import qwen35_lit.style\nfrom .style import *\nfrom qwen35_lit import style\n"
+        "try: from . import style\nexcept ImportError: pass\ndef f(): import qwen35_lit.cli")
+    assert list(imported(tree)) == ["style"] * 4
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_look_down(name):
+    "A module imports from earlier chapters of its floor and from the floors below; nobody imports the appendix"
+    me = MODULES[name]
+    for other in imported(ast.parse((ROOT / LIB / f"{name}.py").read_text())):
+        assert other in MODULES, f"{name} imports {other}, which no chapter exports"
+        chapter = MODULES[other]
+        assert chapter.floor < 10, f"{name} imports {other}: chapters 9x are for notebooks only"
+        assert chapter.number < me.number, f"{name} ({me.number}) imports {other} ({chapter.number}), which comes later"
+
+
+def test_every_module_has_a_chapter():
+    files = {p.stem for p in (ROOT / LIB).glob("*.py") if not p.stem.startswith("_")}
+    assert files == set(MODULES)
+
+
+def test_numbers_are_unique():
+    numbers = [c.number for c in CHAPTERS]
+    assert len(numbers) == len(set(numbers)), sorted(numbers)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_length(name):
+    assert len((ROOT / LIB / f"{name}.py").read_text().splitlines()) <= MODULE_LINES
+
+
+def code_lines(cell): return [o for o in cell.source.splitlines() if o.strip() and not o.startswith("#|")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_cell_length(name):
+    for cell in MODULES[name].cells:
+        if cell.cell_type == "code" and EXPORTS & set(cell.directives): assert len(code_lines(cell)) <= CELL_LINES, cell.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.path.stem)
+def test_stored_outputs(chapter):
+    "No errors, no addresses, no paths of somebody's machine"
+    for cell in chapter.cells:
+        for out in cell.get("outputs", []):
+            assert out.output_type != "error", cell.source
+            text = str({k: v for k, v in out.items() if k != "data"}) + str({k: v for k, v in (out.get("data") or {}).items() if k.startswith("text")})
+            assert not re.search(r"(?<![\w.])/(home|root|tmp|Users|var)/\w| at 0x[0-9a-f]{6}", text), f"{cell.source}\n{text}"
+            assert str(ROOT) not in text, cell.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.path.stem)
+def test_opening(chapter):
+    "A title, and one line under it"
+    first = next(c for c in chapter.cells if c.cell_type == "markdown")
+    assert re.match(r"# \S.*\n+> \S", first.source), first.source[:200]
