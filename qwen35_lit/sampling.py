@@ -39,46 +39,44 @@ def probabilities(
     temperature:float=1., # above 0
 )->np.ndarray:            # probabilities, [n_vocab] float64
     "Softmax of the scores divided by the temperature"
-    x = np.asarray(logits, np.float64)
-    with np.errstate(over="ignore"): return np.exp(log_softmax((x - x.max()) / temperature))
+    p = np.asarray(logits, np.float64) - np.max(logits)
+    with np.errstate(over="ignore"): p /= temperature
+    np.exp(p, out=p)                                   # in place: a quarter of a million numbers, for every token
+    return p / p.sum()
 
 # %% ../nbs/12_sampling.ipynb #d39a460b
 def keep_top_k(
     logits:np.ndarray, # scores, [n_vocab]
     k:int,             # how many to keep; 0 keeps all
-)->np.ndarray:         # the same, -inf where cut
-    "Keep the `k` best"
-    x = np.asarray(logits, np.float64)
-    if not 0 < k < x.size: return x
+)->np.ndarray:         # token ids, ascending
+    "The `k` best"
+    x = np.asarray(logits)
+    if not 0 < k < x.size: return np.arange(x.size)
     edge = np.partition(x, -k)[-k]                               # the k-th best score
-    keep = x > edge
-    keep[np.flatnonzero(x == edge)[:k - keep.sum()]] = True
-    return np.where(keep, x, -np.inf)
+    better, equal = np.flatnonzero(x > edge), np.flatnonzero(x == edge)
+    return np.sort(np.concatenate([better, equal[:k - len(better)]]))
 
 # %% ../nbs/12_sampling.ipynb #7c6e88f4
 def keep_top_p(
     logits:np.ndarray, # scores, [n_vocab]
     top_p:float,       # probability to reach, 0 (the best only) to 1 (all)
-)->np.ndarray:         # the same, -inf where cut
-    "Keep the best tokens until their probabilities sum to `top_p`"
-    x = np.asarray(logits, np.float64)
-    if top_p >= 1: return x
-    p = probabilities(x)
+)->np.ndarray:         # token ids, ascending
+    "The best tokens, until their probabilities sum to `top_p`"
+    if top_p >= 1: return np.arange(len(logits))
+    p = probabilities(logits)
     ids = np.flatnonzero(p >= (1 - top_p) / 2 / p.size)          # nothing below this can be in the nucleus
     ids = ids[np.argsort(-p[ids], kind="stable")]
     n = np.searchsorted(p[ids].cumsum(), top_p * (1 - 1e-9)) + 1
-    out = np.full_like(x, -np.inf)
-    out[ids[:n]] = x[ids[:n]]
-    return out
+    return np.sort(ids[:n])
 
 # %% ../nbs/12_sampling.ipynb #b2ed6601
 def keep_min_p(
     logits:np.ndarray, # scores, [n_vocab]
     min_p:float,       # share of the best probability, 0 (all) to 1 (the best only)
-)->np.ndarray:         # the same, -inf where cut
-    "Keep what is at least `min_p` times as likely as the best"
+)->np.ndarray:         # token ids, ascending
+    "What is at least `min_p` times as likely as the best"
     x = np.asarray(logits, np.float64)
-    return np.where(x >= x.max() + math.log(min_p), x, -np.inf) if min_p > 0 else x
+    return np.flatnonzero(x >= x.max() + math.log(min_p)) if min_p > 0 else np.arange(x.size)
 
 # %% ../nbs/12_sampling.ipynb #d57e420e
 def penalise(
@@ -186,25 +184,40 @@ def _check_logits(x):
     bad = np.flatnonzero(~(x < np.inf))
     raise NumericError(f"logits: {len(bad)} of {x.size} are NaN or inf, the first is {x[bad[0]]} at token id {bad[0]}")
 
-# %% ../nbs/12_sampling.ipynb #61c8b661
+# %% ../nbs/12_sampling.ipynb #0a50cc24
+@patch
+def choices(self:Sampler,
+    logits:np.ndarray, # of one position, [n_vocab]
+    history=(),        # token ids generated so far
+)->tuple:              # token ids, ascending, and their probabilities
+    "What `sample` draws from"
+    x = self.scores(logits, history)
+    if self.temperature == 0: return np.array([x.argmax()]), np.ones(1)
+    ids = keep_top_k(x, self.top_k)
+    ids = ids[keep_top_p(x[ids], self.top_p)]
+    ids = ids[keep_min_p(x[ids], self.min_p)]
+    return ids, probabilities(x[ids], self.temperature)
+
+# %% ../nbs/12_sampling.ipynb #0e79fb20
 @patch
 def distribution(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]
     history=(),        # token ids generated so far
 )->np.ndarray:         # probabilities, [n_vocab] float64
-    "The probabilities from which `sample` draws"
-    x = self.scores(logits, history)
-    if self.temperature == 0: return np.eye(1, x.size, x.argmax())[0]
-    x = keep_min_p(keep_top_p(keep_top_k(x, self.top_k), self.top_p), self.min_p)
-    return probabilities(x, self.temperature)
+    "The probability of every token to be chosen"
+    p = np.zeros(len(logits))
+    ids, p_ids = self.choices(logits, history)
+    p[ids] = p_ids
+    return p
 
-# %% ../nbs/12_sampling.ipynb #845eaeec
+# %% ../nbs/12_sampling.ipynb #c40bf9b1
 @patch
 def sample(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]
     history=(),        # token ids generated so far
 )->int:                # the token id
     "Choose a token; `NumericError` if the logits hold NaN"
-    if self.temperature == 0: return int(self.scores(logits, history).argmax())
-    slices = self.distribution(logits, history).cumsum()
-    return int(np.searchsorted(slices, self.draw() * slices[-1], side="right"))
+    ids, p = self.choices(logits, history)
+    if len(ids) == 1: return int(ids[0])               # nothing to decide, no random number needed
+    ends = p.cumsum()
+    return int(ids[np.searchsorted(ends, self.draw() * ends[-1], side="right")])
