@@ -5,8 +5,9 @@ BIN := $(if $(VIRTUAL_ENV),,$(if $(wildcard .venv/bin/python),.venv/bin/))
 
 all: export test docs
 
-export:  # notebooks → modules and README; notebooks cleaned
+export:  # notebooks → modules and README (index.ipynb is run again, for its list of chapters); notebooks cleaned
 	$(BIN)nbdev_export
+	$(BIN)nbdev_test nbs/index.ipynb --save
 	$(BIN)nbdev_clean
 	$(BIN)python docs_site/readme.py
 
