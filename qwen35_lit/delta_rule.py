@@ -11,7 +11,7 @@ import numpy as np
 from .config import Config, ConfigError, ShapeError
 from .primitives import rms_norm, l2_norm, sigmoid, silu, softplus, untouched
 
-# %% ../nbs/05_delta_rule.ipynb #96ea22b0
+# %% ../nbs/05_delta_rule.ipynb #deb3634d
 def delta_step(
     S:np.ndarray,    # memory, [n_v, d, d] (head, key, value); changed in place
     q:np.ndarray,    # query of each value head, [n_v, d], unit length
@@ -26,7 +26,7 @@ def delta_step(
     S += np.einsum("hi,hj->hij", k, beta[:, None]*error)
     return np.einsum("hij,hi->hj", S, q) * S.shape[-1]**-.5
 
-# %% ../nbs/05_delta_rule.ipynb #174ef494
+# %% ../nbs/05_delta_rule.ipynb #f73ef2c6
 def key_head(
     n_k:int,              # key heads
     n_v:int,              # value heads, a multiple of `n_k`
@@ -38,7 +38,7 @@ def key_head(
     h = np.arange(n_v)
     return h % n_k if head_map == "tiled" else h // (n_v//n_k)
 
-# %% ../nbs/05_delta_rule.ipynb #eaf3d584
+# %% ../nbs/05_delta_rule.ipynb #eef88c55
 def delta_scan(
     S:np.ndarray,     # memory before the first token, [n_v, d, d]; not changed
     q:np.ndarray,     # queries, [n, n_k, d], unit length
@@ -53,15 +53,15 @@ def delta_scan(
     for t in range(len(v)): y[t] = delta_step(S, q[t, heads], k[t, heads], v[t], g[t], beta[t])
     return y, S
 
-# %% ../nbs/05_delta_rule.ipynb #add732ce
+# %% ../nbs/05_delta_rule.ipynb #228056b9
 def delta_chunk(
     S:np.ndarray,     # memory before the chunk, [n_v, d, d]
-    q:np.ndarray,     # queries of each value head, [n_v, n, d]
+    q:np.ndarray,     # query of each value head, [n_v, n, d]
     k:np.ndarray,     # keys, [n_v, n, d]
     v:np.ndarray,     # values, [n_v, n, d]
     g:np.ndarray,     # log decay, [n_v, n]
     beta:np.ndarray,  # write strength, [n_v, n]
-)->tuple:             # reads [n_v, n, d], memory after the chunk
+)->tuple:             # what is read, [n_v, n, d]; the memory after the chunk, [n_v, d, d]
     "All tokens of a chunk at once: one triangular system, then matrix products (2406.06484, section 3)"
     G = g.cumsum(-1, dtype=np.float64)                                     # log decay since the chunk began
     past = np.minimum(G[..., :, None] - G[..., None, :], 0)                # and from token s to token t
@@ -72,7 +72,7 @@ def delta_chunk(
     y = since*(q @ S) + np.tril((q @ kT)*D) @ writes
     return y*S.shape[-1]**-.5, since[..., -1:, :]*S + (left*k).swapaxes(-1, -2) @ writes
 
-# %% ../nbs/05_delta_rule.ipynb #deca21f0
+# %% ../nbs/05_delta_rule.ipynb #6920711e
 def delta_chunked(
     S:np.ndarray,     # as in `delta_scan`
     q:np.ndarray,
@@ -92,20 +92,20 @@ def delta_chunked(
         y[t] = y_.swapaxes(0, 1)
     return y, S
 
-# %% ../nbs/05_delta_rule.ipynb #e7dddc95
+# %% ../nbs/05_delta_rule.ipynb #b24d960d
 def causal_conv(
     x:np.ndarray,      # new rows, [n, channels]
     window:np.ndarray, # the k−1 rows before them, [k−1, channels]
     weight:np.ndarray, # one filter per channel, oldest first, [channels, k]
 )->tuple:              # filtered rows [n, channels]; the window for the next call
-    "Each channel: a weighted sum of its last k inputs"
-    rows, n = np.concatenate([window, x]), len(x)
-    if weight.shape != (x.shape[1], len(window) + 1): raise ShapeError(f"ssm_conv1d is {list(weight.shape)}; expected {[x.shape[1], len(window) + 1]}")
+    "Each channel: a weighted sum of its last k inputs (raises `ShapeError` if the filter does not fit)"
+    rows, n, want = np.concatenate([window, x]), len(x), (x.shape[1], len(window) + 1)
+    if weight.shape != want: raise ShapeError(f"ssm_conv1d is {list(weight.shape)}; expected {list(want)}")
     y = rows[:n]*weight[:, 0]
     for j in range(1, weight.shape[1]): y += rows[j:j+n]*weight[:, j]
     return y, rows[n:].copy()
 
-# %% ../nbs/05_delta_rule.ipynb #4d5d19bf
+# %% ../nbs/05_delta_rule.ipynb #be277ed4
 def project_delta(
     h:np.ndarray,  # normed hidden states, [n, n_embd]
     w,             # the layer's weights by short name
@@ -120,7 +120,7 @@ def project_delta(
     z = tap("z", h @ w["attn_gate"].T)
     return mixed, z.reshape(len(h), c.n_v_heads, c.ssm_state), g, beta
 
-# %% ../nbs/05_delta_rule.ipynb #cd31ff49
+# %% ../nbs/05_delta_rule.ipynb #25d2c9d0
 def split_conv(
     y:np.ndarray,  # the convolution's output after SiLU, [n, conv_dim]
     c:Config,      # for the shapes and eps
@@ -132,7 +132,7 @@ def split_conv(
     return (tap("q_conv_predelta", l2_norm(q, c.eps)), tap("k_conv_predelta", l2_norm(k, c.eps)),
             tap("v_conv_predelta", v))
 
-# %% ../nbs/05_delta_rule.ipynb #a53aed95
+# %% ../nbs/05_delta_rule.ipynb #83a15677
 def delta_output(
     y:np.ndarray,  # what the memory answered, [n, n_v, d]
     z:np.ndarray,  # gate, [n, n_v, d]
