@@ -167,7 +167,8 @@ def readable(
     name = QType(qtype).name if qtype in BLOCK else f"number {qtype}"
     raise UnsupportedModelError(f"weights of type {name} cannot be read; those that can: {', '.join(t.name for t in READABLE)}")
 
-# %% ../nbs/02_quants.ipynb #f380e960
+# %% ../nbs/02_quants.ipynb #bbb11078
+@np.errstate(invalid="ignore", over="ignore") # inf·0 is NaN in the file's meaning too
 def dequantize(
     raw:np.ndarray,   # bytes as they lie in the file, [..., bytes per row] uint8
     qtype:QType,      # their type (GGUF's number for it will do)
@@ -181,8 +182,7 @@ def dequantize(
     if raw.shape[-1] % size: raise ShapeError(f"a row of {raw.shape[-1]} bytes is no whole number of {qtype.name} blocks of {size} bytes")
     blocks = raw.reshape(raw.size // size, size)
     out, dtype, step = np.empty((len(blocks), n), dtype), np.dtype(dtype), PIECE // n
-    with np.errstate(invalid="ignore"): # inf·0 is NaN in the file's meaning too
-        for i in range(0, len(out), step): out[i:i+step] = decode_blocks(blocks[i:i+step], qtype, dtype)
+    for i in range(0, len(out), step): out[i:i+step] = decode_blocks(blocks[i:i+step], qtype, dtype)
     return out.reshape(*raw.shape[:-1], raw.shape[-1] // size * n)
 
 # %% ../nbs/02_quants.ipynb #e061f71f
@@ -222,8 +222,9 @@ def extremes(
     return np.stack([b[f].astype(np.float32) * r for f, r in zip(("d", "dmin"), REACH[qtype])], -1)
 
 # %% ../nbs/02_quants.ipynb #50653f7f
-TROUBLE = {"NaN": np.isnan, "infinite": np.isinf, "beyond ±65504": lambda v: np.isfinite(v) & (abs(v) > 65504)}
+TROUBLE = {"NaN": np.isnan, "Inf": np.isinf, "beyond ±65504": lambda v: np.isfinite(v) & (abs(v) > 65504)}
 
+@np.errstate(invalid="ignore", over="ignore")
 def check_tensor(
     t,     # a `Tensor` of a checkpoint
 )->list:   # lines of text, none for a sound tensor
@@ -232,9 +233,10 @@ def check_tensor(
     blocks, found, zeros = np.asarray(t.raw).reshape(-1, size), {}, True
     for i in range(0, len(blocks), PIECE // n):
         v = extremes(blocks[i:i + PIECE // n], t.type)
-        zeros &= not v.any()
-        for what, test in TROUBLE.items(): found.setdefault(what, []).extend(i + np.flatnonzero(test(v).any(-1)))
-    label, unit = f"{t.name} ({t.type.name})", "weights" if n == 1 else f"blocks of {n}"
-    lines = [f"{label}: {len(hits)} of {len(blocks)} {unit} {what}, the first at {[int(j) for j in np.unravel_index(hits[0] * n, t.shape)]}"
-        for what, hits in found.items() if hits]
-    return lines + [f"{label}: all {len(blocks) * n} weights are zero"] * bool(zeros)
+        zeros &= not (v != 0).any()
+        for what, test in TROUBLE.items():
+            if len(hits := np.flatnonzero(test(v).any(-1))): found.setdefault(what, [i + hits[0], 0])[1] += len(hits)
+    label, unit = f"{t.name} ({t.type.name})", "weights" if n == 1 else "blocks"
+    lines = [f"{label}: {what} in {count} of {len(blocks)} {unit}, the first at {[int(j) for j in np.unravel_index(first * n, t.shape)]}"
+        for what, (first, count) in found.items()]
+    return lines + [f"{label}: all {len(blocks) * n} weights are zero"] * (zeros and len(blocks) > 0)
