@@ -1,1 +1,5 @@
+"A literate implementation of the Qwen3.5 hybrid language model: read it, run it, look inside it"
 __version__ = "0.1.0"
+from .config import Qwen35Error
+from .hybrid import load, demo_model
+__all__ = ["load", "demo_model", "Qwen35Error"]
