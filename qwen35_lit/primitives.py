@@ -10,7 +10,7 @@ __all__ = ['untouched', 'rms_norm', 'l2_norm', 'sigmoid', 'silu', 'softplus', 's
 import numpy as np
 from .config import InputError, ShapeError
 
-# %% ../nbs/03_primitives.ipynb #510cc21d
+# %% ../nbs/03_primitives.ipynb #e8b0e7de
 def untouched(
     name:str, # what the value is called, as in `attn_norm` or `Qcur`
     value,    # an intermediate result
@@ -18,7 +18,7 @@ def untouched(
     "The tap that does nothing"
     return value
 
-# %% ../nbs/03_primitives.ipynb #eb720edd
+# %% ../nbs/03_primitives.ipynb #97598c5f
 @np.errstate(over="ignore")
 def rms_norm(
     x:np.ndarray, # vectors, [..., dim] f32 or f64
@@ -29,7 +29,7 @@ def rms_norm(
     mean_square = np.square(x, dtype=np.float64).mean(-1, keepdims=True)
     return x / np.sqrt(mean_square + eps).astype(x.dtype) * w
 
-# %% ../nbs/03_primitives.ipynb #29af8a26
+# %% ../nbs/03_primitives.ipynb #f63c0228
 @np.errstate(over="ignore")
 def l2_norm(
     x:np.ndarray, # vectors, [..., dim] f32 or f64
@@ -39,7 +39,7 @@ def l2_norm(
     square = np.square(x, dtype=np.float64).sum(-1, keepdims=True)
     return x / np.sqrt(square + eps).astype(x.dtype)
 
-# %% ../nbs/03_primitives.ipynb #f0868ae1
+# %% ../nbs/03_primitives.ipynb #d9300f96
 def sigmoid(
     x:np.ndarray, # f32 or f64
 )->np.ndarray:    # between 0 and 1, like `x`
@@ -47,21 +47,21 @@ def sigmoid(
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
 
-# %% ../nbs/03_primitives.ipynb #877b82a7
+# %% ../nbs/03_primitives.ipynb #b02ac0e5
 def silu(
     x:np.ndarray, # f32 or f64
 )->np.ndarray:    # at least -0.2785, like `x`
     "x · sigmoid(x)"
     return x * sigmoid(x)
 
-# %% ../nbs/03_primitives.ipynb #e67a3ed1
+# %% ../nbs/03_primitives.ipynb #cb9a97e6
 def softplus(
     x:np.ndarray, # f32 or f64
 )->np.ndarray:    # at least 0, like `x`
     "log(1 + exp(x)), for any finite x"
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
-# %% ../nbs/03_primitives.ipynb #ae4e6f96
+# %% ../nbs/03_primitives.ipynb #d32f40d8
 @np.errstate(over="ignore")
 def softmax(
     x:np.ndarray, # scores, f32 or f64; -inf gets no share
@@ -71,7 +71,7 @@ def softmax(
     e = np.exp(x - x.max(axis, keepdims=True))
     return e / e.sum(axis, keepdims=True)
 
-# %% ../nbs/03_primitives.ipynb #a50f60dd
+# %% ../nbs/03_primitives.ipynb #fe3e6e6e
 @np.errstate(over="ignore")
 def swiglu(
     gate:np.ndarray, # what decides, f32 or f64
@@ -80,7 +80,7 @@ def swiglu(
     "silu(gate) · up"
     return silu(gate) * up
 
-# %% ../nbs/03_primitives.ipynb #22999700
+# %% ../nbs/03_primitives.ipynb #b4652fdb
 def rope_axes(
     n_pairs:int,         # pairs of components that turn
     sections:tuple=None, # pairs for time, height, width (a fourth number is not used); None: all time
@@ -90,7 +90,7 @@ def rope_axes(
     i = np.arange(n_pairs)
     return np.select([(i % 3 == 1) & (i < 3*height), (i % 3 == 2) & (i < 3*width)], [1, 2], 0)
 
-# %% ../nbs/03_primitives.ipynb #82543f8c
+# %% ../nbs/03_primitives.ipynb #e25c1280
 def rope_angles(
     pos:np.ndarray,      # positions, [n], or [3, n] for time, height, width; int
     rope_dim:int,        # components that turn, even
@@ -105,7 +105,7 @@ def rope_angles(
     speed = float(theta) ** (-2 * np.arange(rope_dim // 2) / rope_dim)
     return np.broadcast_to(pos, (3, pos.shape[-1]))[axes].T * speed
 
-# %% ../nbs/03_primitives.ipynb #ca8ff135
+# %% ../nbs/03_primitives.ipynb #fe50e8f2
 def rope(
     x:np.ndarray,        # queries or keys, [n, heads, d] f32 or f64
     pos:np.ndarray,      # positions, [n], or [3, n] for time, height, width; int
