@@ -257,7 +257,7 @@ def part_paths(
     first:Part, # any one part
 )->list:        # the paths of all, in order
     "Where the parts of a split model are"
-    n = whole(first.meta, "split.count", 1, least=0, most=99_999)
+    n = Header(first.meta, "split").whole("count", 1, least=0, most=99_999)
     if n <= 1: return [first.path]
     m, name = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first.path.name, re.DOTALL), first.path.name
     if not m or int(m[3]) != n: raise FileFormatError(f"{name}: part of a model in {n} files, expected a name that ends in -00001-of-{n:05}.gguf")
