@@ -8,7 +8,7 @@ __all__ = ['split_q_gate', 'project_qkv', 'attention_weights', 'attend', 'gated_
 # %% ../nbs/04_attention.ipynb #3ba8807b
 import numpy as np
 from .config import Config, InputError
-from .primitives import untouched, rms_norm, sigmoid, softmax, rope
+from .primitives import linear, untouched, rms_norm, sigmoid, softmax, rope
 
 # %% ../nbs/04_attention.ipynb #7beab17c
 def split_q_gate(
@@ -28,11 +28,11 @@ def project_qkv(
 )->tuple:           # q [n, n_head, head_dim]; k, v [n, n_head_kv, head_dim]; gate like q
     "Queries, keys, values and gates; queries and keys normed per head and turned to their positions"
     heads, turn = (len(h), c.n_head_kv, c.head_dim), (pos, c.rope_dim, c.rope_theta, c.rope_sections)
-    q, gate = split_q_gate(tap("Qcur_full", h @ w["attn_q"].T), c.n_head)
+    q, gate = split_q_gate(tap("Qcur_full", linear(h, w["attn_q"])), c.n_head)
     q = tap("Qcur_normed", rms_norm(q, w["attn_q_norm"], c.eps))
     q = tap("Qcur", rope(q, *turn))
-    v = tap("Vcur", (h @ w["attn_v"].T).reshape(heads))
-    k = tap("Kcur_normed", rms_norm((h @ w["attn_k"].T).reshape(heads), w["attn_k_norm"], c.eps))
+    v = tap("Vcur", (linear(h, w["attn_v"])).reshape(heads))
+    k = tap("Kcur_normed", rms_norm((linear(h, w["attn_k"])).reshape(heads), w["attn_k_norm"], c.eps))
     k = tap("Kcur", rope(k, *turn))
     return q, k, v, gate
 
@@ -77,4 +77,4 @@ def gated_output(
     wide = (len(y), c.n_head * c.head_dim)
     y, gate = tap("attn_pregate", y.reshape(wide)), tap("gate_reshaped", gate.reshape(wide))
     y = tap("attn_gated", y * tap("gate_sigmoid", sigmoid(gate)))
-    return tap("attn_output", y @ w["attn_output"].T)
+    return tap("attn_output", linear(y, w["attn_output"]))

@@ -9,7 +9,7 @@ __all__ = ['delta_step', 'key_head', 'delta_scan', 'delta_chunk', 'delta_chunked
 # %% ../nbs/05_delta_rule.ipynb #c21131a9
 import numpy as np
 from .config import Config, ConfigError, ShapeError
-from .primitives import rms_norm, l2_norm, sigmoid, silu, softplus, untouched
+from .primitives import linear, rms_norm, l2_norm, sigmoid, silu, softplus, untouched
 
 # %% ../nbs/05_delta_rule.ipynb #deb3634d
 def delta_step(
@@ -113,11 +113,11 @@ def project_delta(
     tap=untouched, # sees each intermediate
 )->tuple:          # q|k|v before the convolution [n, conv_dim], z [n, n_v, d], log decay g [n, n_v], β [n, n_v]
     "Everything a delta layer takes from its input"
-    mixed = tap("linear_attn_qkv_mixed", h @ w["attn_qkv"].T)
-    alpha = tap("alpha", h @ w["ssm_alpha"].T)
+    mixed = tap("linear_attn_qkv_mixed", linear(h, w["attn_qkv"]))
+    alpha = tap("alpha", linear(h, w["ssm_alpha"]))
     g = tap("gate", w["ssm_a"]*tap("a_softplus", softplus(alpha + w["ssm_dt"])))
-    beta = tap("beta_sigmoid", sigmoid(tap("beta", h @ w["ssm_beta"].T)))
-    z = tap("z", h @ w["attn_gate"].T)
+    beta = tap("beta_sigmoid", sigmoid(tap("beta", linear(h, w["ssm_beta"]))))
+    z = tap("z", linear(h, w["attn_gate"]))
     return mixed, z.reshape(len(h), c.n_v_heads, c.ssm_state), g, beta
 
 # %% ../nbs/05_delta_rule.ipynb #25d2c9d0
@@ -142,4 +142,4 @@ def delta_output(
 )->np.ndarray:     # [n, n_embd]
     "Norm each head's answer, gate it with SiLU(z), project back"
     out = tap("final_output", (rms_norm(y, w["ssm_norm"], c.eps)*silu(z)).reshape(len(y), -1))
-    return tap("linear_attn_out", out @ w["ssm_out"].T)
+    return tap("linear_attn_out", linear(out, w["ssm_out"]))

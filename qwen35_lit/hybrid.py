@@ -17,10 +17,9 @@ from fastcore.basics import patch
 from .config import Config, Qwen35Error, InputError, ShapeError, UnsupportedModelError
 from .checkpoint import Checkpoint, open_checkpoint
 from .quants import tensor_rows
-from .primitives import rms_norm, untouched
+from .primitives import linear, rms_norm, silu, untouched
 from .attention import project_qkv, attend, gated_output
 from .delta_rule import key_head, project_delta, causal_conv, split_conv, delta_scan, delta_output
-from .primitives import silu
 from .moe import ffn as feed_forward
 from .state import State, available_memory, check_fits, read_state, state_nbytes
 
@@ -169,7 +168,7 @@ def head(self:NumpyEngine, x:np.ndarray, call:Call)->np.ndarray: # [n, n_vocab]
     logits = np.empty((len(x), c.n_vocab), self.dtype)
     for a in range(0, c.n_vocab, block):
         b = min(a + block, c.n_vocab)
-        logits[:, a:b] = h @ self.weights.get("output.weight", slice(a, b)).T
+        logits[:, a:b] = linear(h, self.weights.get("output.weight", slice(a, b)))
     return call.tap("result_output", None, logits)
 
 # %% ../nbs/08_hybrid.ipynb #7e474934

@@ -8,7 +8,7 @@ __all__ = ['expert', 'route', 'by_expert', 'times_chosen', 'shared_expert', 'moe
 # %% ../nbs/06_moe.ipynb #dbc45f3e
 import numpy as np
 from .config import Config, ConfigError
-from .primitives import sigmoid, softmax, swiglu, untouched
+from .primitives import linear, sigmoid, softmax, swiglu, untouched
 
 # %% ../nbs/06_moe.ipynb #d5f1f9da
 def expert(
@@ -19,8 +19,8 @@ def expert(
     tap=untouched,   # sees each intermediate
 )->np.ndarray:       # [n, n_embd]
     "down(SiLU(gate h) ⊙ up h)"
-    a, b = tap("ffn_gate", h @ gate.T), tap("ffn_up", h @ up.T)
-    return tap("ffn_swiglu", swiglu(a, b)) @ down.T
+    a, b = tap("ffn_gate", linear(h, gate)), tap("ffn_up", linear(h, up))
+    return linear(tap("ffn_swiglu", swiglu(a, b)), down)
 
 # %% ../nbs/06_moe.ipynb #226566d6
 def route(
@@ -56,7 +56,7 @@ def times_chosen(
 )->np.ndarray:      # [n, k, n_out]
     "x[t, j] times the matrix of expert ids[t, j]; each chosen matrix is fetched once, the others never"
     y = np.empty((*ids.shape, n_out), x.dtype)
-    for e, rows, slots in by_expert(ids): y[rows, slots] = x[rows, slots] @ matrix(e).T
+    for e, rows, slots in by_expert(ids): y[rows, slots] = linear(x[rows, slots], matrix(e))
     return y
 
 # %% ../nbs/06_moe.ipynb #d3021804
@@ -67,7 +67,7 @@ def shared_expert(
 )->np.ndarray:     # [n, n_embd]
     "The expert that every token asks, scaled by a gate of one number per token"
     y = tap("ffn_shexp", expert(h, w["ffn_gate_shexp"], w["ffn_up_shexp"], w["ffn_down_shexp"], tap))
-    gate = tap("shared_expert_gate_sigmoid", sigmoid(tap("shared_expert_gate", h @ w["ffn_gate_inp_shexp"].T)))
+    gate = tap("shared_expert_gate_sigmoid", sigmoid(tap("shared_expert_gate", linear(h, w["ffn_gate_inp_shexp"]))))
     return tap("ffn_shexp_gated", y*gate)
 
 # %% ../nbs/06_moe.ipynb #1c571bb9
@@ -78,7 +78,7 @@ def moe(
     tap=untouched, # sees each intermediate
 )->np.ndarray:     # [n, n_embd]
     "The chosen experts, weighted, plus the shared expert behind its own gate"
-    ids, weight = route(tap("ffn_moe_logits", h @ w["ffn_gate_inp"].T), c.n_expert_used, c.expert_weights_scale, tap)
+    ids, weight = route(tap("ffn_moe_logits", linear(h, w["ffn_gate_inp"])), c.n_expert_used, c.expert_weights_scale, tap)
     x = np.broadcast_to(h[:, None], (*ids.shape, h.shape[1]))
     gate = tap("ffn_moe_gate", times_chosen(x, ids, lambda e: w["ffn_gate_exps", e], c.n_ff_expert))
     up = tap("ffn_moe_up", times_chosen(x, ids, lambda e: w["ffn_up_exps", e], c.n_ff_expert))
