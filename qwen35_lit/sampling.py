@@ -131,8 +131,7 @@ class Sampler:
         if self.seed is None: self.seed = secrets.randbits(32)
         for name in _RULES: _check(name, getattr(self, name))
         self.logit_bias = _checked_bias(self.logit_bias)
-        banned = np.asarray(sorted(self.banned) if isinstance(self.banned, (set, frozenset)) else self.banned)
-        self._banned = np.flatnonzero(banned) if banned.dtype == bool else banned.astype(np.int64)
+        self._banned = _checked_ban(self.banned)
         self.seek(0)
 
 # %% ../nbs/12_sampling.ipynb #fa16090e
@@ -144,6 +143,13 @@ def _checked_bias(bias):
         if not isinstance(i, Integral) or isinstance(i, bool) or i < 0: raise InputError(f"logit_bias: found the key {i!r}, expected a token id, 0 or more")
         if not isinstance(b, Real) or math.isnan(b) or b == math.inf: raise InputError(f"logit_bias[{i}]: found {b!r}, expected a finite number or -inf")
     return {int(i): float(b) for i, b in bias.items()}
+
+def _checked_ban(banned):
+    "An array of token ids, or `InputError`"
+    x = np.asarray(banned if isinstance(banned, np.ndarray) else [*banned])
+    if x.dtype == bool: return np.flatnonzero(x)
+    if x.size and (x.dtype.kind not in "iu" or x.ndim != 1 or x.min() < 0): raise InputError(f"banned: found {x.tolist()[:5]}, expected token ids, 0 or more, or a mask")
+    return x.astype(np.int64)
 
 # %% ../nbs/12_sampling.ipynb #ca50d682
 @patch
@@ -168,11 +174,12 @@ def scores(self:Sampler,
     "Logits after bias, penalties and bans"
     x = np.array(logits, np.float64)
     _check_logits(x)
-    outside = [i for i in (*self.logit_bias, *self._banned) if not 0 <= i < x.size]
-    if outside: raise InputError(f"token id {outside[0]} is biased or banned, but the vocabulary has {x.size}")
-    for i, b in self.logit_bias.items(): x[i] += b
-    if len(history): x = penalise(x, history, self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-    x[self._banned] = -np.inf
+    try:
+        for i, b in self.logit_bias.items(): x[i] += b
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        if penalties != (0, 0, 1): x = penalise(x, history, *penalties)
+        x[self._banned] = -np.inf
+    except IndexError as e: raise InputError(f"a token that is biased or banned is outside the vocabulary: {e}") from None
     if x.max() == -np.inf: raise NumericError(f"no token is left to choose: all {x.size} scores are -inf after bias and bans")
     return x
 
