@@ -76,6 +76,10 @@ class Call:
             if np.shape(new) != np.shape(value): raise ShapeError(f"a tap replaced {name} of layer {layer} by shape {list(np.shape(new))}; expected {list(np.shape(value))}")
             value = new
         return value
+    def announce(self):
+        "Tell those who watch which tokens come, where they stand, and to which sequence of the batch each belongs"
+        self.tokens, self.positions = self.tap("inp_tokens", None, self.tokens), self.tap("inp_pos", None, self.positions)
+        self.tap("inp_seq", None, np.repeat(np.arange(len(self.segments)), [r.stop - r.start for r, _ in self.segments]))
     def at(self, layer): # the tap of one layer, (name, value) -> value
         "The tap, bound to a layer"
         return (lambda name, value: self.tap(name, layer, value)) if self.taps else untouched
@@ -178,6 +182,7 @@ def run(
     rows=slice(None), # which rows want logits
 )->np.ndarray:      # logits, [rows, n_vocab]
     "One forward pass over the rows of a call"
+    if call.taps: call.announce()
     x = call.tap("model.input_embed", None, engine.embed(call))
     for i, kind in enumerate(engine.config.layer_kinds):
         mix = engine.attention if kind == "attention" else engine.delta
