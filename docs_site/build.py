@@ -3,10 +3,10 @@
 Everything a page needs lies in the site: no request leaves it. Ends with an error if a link leads nowhere.
 """
 import html
+import os
 import re
 import shutil
 import sys
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,6 +23,7 @@ def render():
     from smalldocs.site import build
     refresh_quarto_yml()
     cache = proc_nbs(n_workers=2, force=True)
+    for nb in cache.glob("*.ipynb"): nb.write_text(nb.read_text().replace("__main__.", ""))   # what a type is called while its chapter runs
     site = build(cache, quiet=True)
     known = "broken link", "output-file", "format commonmark", "format-links"   # links are checked when they are final; the rest is for Quarto
     return cache / "_site", [w for w in site.warnings if not any(k in w for k in known)]
@@ -36,6 +37,8 @@ def rewrite(site):
     for path in [*site.glob("*.html"), site / "search.json"]:
         path.write_text(final(path.read_text()))
         if NUMBERED.fullmatch(path.name): path.rename(path.with_name(NUMBERED.sub(r"\1", path.name)))
+    for path in site.rglob("*.css"):
+        path.write_text(re.sub(r"@import url\(https?://[^)]*\);?", "", path.read_text()))   # the themes' web fonts; the system's do
     (site / "sitemap.xml").unlink(missing_ok=True)                                # it needs to know its host
 
 
@@ -74,11 +77,13 @@ def problems(site):
             file = (page.parent / target.split("?")[0]).resolve() if target else page.resolve()
             if not file.exists(): found[name].append(f"{link}: no such file")
             elif anchor and file in ids and anchor not in ids[file] and anchor != "top": found[name].append(f"{link}: no such place")
+    for sheet in site.rglob("*.css"):
+        found[str(sheet.relative_to(site))] += [f"fetches {u}" for u in re.findall(r"(?:@import|url\()[\s(\"'url]*((?:https?:)?//[^\s\"')]+)", sheet.read_text())]
     return {k: v for k, v in found.items() if v}
 
 
 def main():
-    warnings.filterwarnings("ignore", module="nbdev")
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"   # nbdev's, about cells that tests/test_house.py finds too
     site, notes = render()
     rewrite(site)
     shutil.copytree(HERE / "katex", site / "site_libs/katex")
