@@ -29,21 +29,18 @@ def output(
     if png := joined.get("image/png"):
         path = f"{FIGURES}/{cell.id}.png"
         files[path] = base64.b64decode(png)
-        return f"![{cell.directives.get('fig-alt:', 'figure')}]({path})"
+        return f"![{cell.directives.get('fig-alt', 'figure')}]({path})"
     if md := joined.get("text/markdown"): return links_from_root(md)
     return indented(joined.get("text/plain", ""))
 
 
-def flag(cell, name): return any(k.rstrip(":") == name for k in cell.directives)
-
-
-def is_off(cell, name): return "false" in str(cell.directives.get(name, cell.directives.get(f"{name}:", ""))).lower()
+def is_off(cell, name): return cell.directives.get(name) == "false"
 
 
 def markdown(cell, files):
     "One cell as Markdown blocks"
     if cell.cell_type == "markdown": return [links_from_root(cell.source)]
-    if flag(cell, "hide") or is_off(cell, "include"): return []
+    if "hide" in cell.directives or is_off(cell, "include"): return []
     code = "\n".join(o for o in cell.source.splitlines() if not o.startswith("#|")).strip()
     blocks = [] if is_off(cell, "echo") else [f"```python\n{code}\n```"]
     if not is_off(cell, "output"): blocks += [output(o, cell, files) for o in cell.get("outputs", [])]
