@@ -195,7 +195,8 @@ class Tensor:
 # %% ../nbs/01_checkpoint.ipynb #5e9aa291
 @patch(as_prop=True)
 def row_bytes(self:Tensor)->int:
-    "Bytes per row"
+    "Bytes per row; raises `UnsupportedModelError`"
+    if self.type not in GGML_QUANT_SIZES: raise UnsupportedModelError(f"{self.name} is of type {self.type}, of which nothing is known here")
     weights, size = GGML_QUANT_SIZES[self.type]
     return self.shape[-1]//weights*size
 
@@ -435,10 +436,11 @@ def keep_mtp(
     c:Config,
 )->tuple:         # names of the MTP blocks' tensors if complete, the config with `n_mtp` as it is, notes
     "The blocks behind the trunk, if all of their tensors are there"
-    blocks = [f"blk.{i}." for i in range(c.n_layer, c.n_layer + c.n_mtp)]
-    lacking = [b + n for b in blocks for n, shape in mtp_tensors(c).items() if b + n not in tensors or tensors[b + n].shape != shape]
+    blocks = tuple(f"blk.{i}." for i in range(c.n_layer, c.n_layer + c.n_mtp))
+    wanted = {b + n: shape for b in blocks for n, shape in mtp_tensors(c).items()}
+    lacking = [n for n, shape in wanted.items() if n not in tensors or tensors[n].shape != shape or not readable(tensors[n].type)]
     if lacking: return set(), replace(c, n_mtp=0), [f"the MTP block is incomplete and left out, it lacks {listing(lacking, 3)}"]
-    return {n for n in tensors if n.startswith(tuple(blocks))} if blocks else set(), c, []
+    return {n for n, t in tensors.items() if n.startswith(blocks) and readable(t.type)}, c, []
 
 def sort_out(
     tensors:dict, # canonical name -> `Tensor`
