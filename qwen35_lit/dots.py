@@ -8,11 +8,10 @@ __all__ = ['FLOATS', 'BY_256', 'BY_32', 'TINY', 'C127', 'FORMATS', 'even4', 'odd
            'interleave4', 'twice8', 'halves_low', 'halves_high', 'spread0', 'spread1', 'spread2', 'spread3', 'AHEAD',
            'one_in_eight', 'each_byte', 'fp4_table', 'zero_u32x4', 'ones16', 'input_nbytes', 'round_to_bytes',
            'quantise_row', 'quantise', 'Format', 'halves_at', 'two_halves_at', 'six_bits', 'q4k_scales', 'q4k_minima',
-           'q4k_codes', 'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q6k_offsets', 'q3k_scales', 'q3k_offsets',
-           'q3k_codes', 'q2k_scales', 'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes',
-           'no_offsets', 'make_block', 'make_matvec', 'totals_at', 'store_rows', 'q80_codes', 'q40_codes', 'q41_codes',
-           'iq4nl_codes', 'fifth_bits', 'q50_codes', 'q51_codes', 'mxfp4_codes', 'mxfp4_factors', 'positive_second',
-           'signed_dot', 'make_matvec32']
+           'q4k_codes', 'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q3k_scales', 'q3k_codes', 'q2k_scales',
+           'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes', 'make_block', 'make_matvec',
+           'totals_at', 'store_rows', 'q80_codes', 'q40_codes', 'q41_codes', 'iq4nl_codes', 'fifth_bits', 'q50_codes',
+           'q51_codes', 'mxfp4_codes', 'mxfp4_factors', 'positive_second', 'signed_dot', 'make_matvec32']
 
 # %% ../nbs/22_dots.ipynb #6fb7c455
 import numpy as np
@@ -88,12 +87,19 @@ class Format:
     codes:object        # p -> the block's codes: eight (or one) u8x32 or i8x32
     factors:object      # four block addresses -> f32x4 of d, f32x4 of the factor of the second sum
     scales:object=None  # p -> i16x16, a scale for each group
-    offsets:object=None # p, scales -> i16x16, a factor for each group's sum of inputs
+    minima:object=None  # p -> i16x16, a minimum for each group, with the second float factor
+    bias:int=0          # what is to be subtracted from a code
     signed:bool=False   # codes are signed bytes
     apart:bool=False    # the second sum has a float factor of its own
     largest:int=127     # the largest code
     @property
     def nbytes(self): return BLOCK[self.qtype][1]
+    @property
+    def offsets(self): # p, scales -> i16x16
+        "A factor for each group's sum of inputs"
+        minima, bias = self.minima, self.bias
+        if minima: return inline(lambda p, s: minima(p))
+        return inline(lambda p, s: s*(-bias))
 
 FORMATS = {}            # type -> Format
 
@@ -133,7 +139,7 @@ def six_bits(p):
 @inline
 def q4k_scales(p): v = cast(i16x16, six_bits(p + 4)); return twice_low(v, v)
 @inline
-def q4k_minima(p, s): v = cast(i16x16, six_bits(p + 4)); return twice_high(v, v)
+def q4k_minima(p): v = cast(i16x16, six_bits(p + 4)); return twice_high(v, v)
 @inline
 def q4k_codes(p):
     a, b, c, d = load(u8x32, p + 16), load(u8x32, p + 48), load(u8x32, p + 80), load(u8x32, p + 112)
@@ -162,10 +168,8 @@ def q6k_codes(p):
     return a, b, c, d, e, f, g, h
 @inline
 def q6k_scales(p): return cast(i16x16, load(i8x16, p + 192))
-@inline
-def q6k_offsets(p, s): return s*(-32)
 
-FORMATS[QType.Q6_K] = Format(QType.Q6_K, BY_256, q6k_codes, halves_at(208), q6k_scales, q6k_offsets, largest=63)
+FORMATS[QType.Q6_K] = Format(QType.Q6_K, BY_256, q6k_codes, halves_at(208), q6k_scales, bias=32, largest=63)
 
 # %% ../nbs/22_dots.ipynb #7584ad8c
 M0F8, M038 = np.uint64(0x0f0f0f0f0f0f0f0f), np.uint64(0x0303030303030303)
@@ -178,20 +182,18 @@ def q3k_scales(p):
     low, high = (s & M0F8) | ((first & M038) << S4), ((s >> S4) & M0F8) | ((second & M038) << S4)
     return cast(i16x16, bits(u8x16, pair64(low, high))) - 32
 @inline
-def q3k_offsets(p, s): return s*(-4)
-@inline
 def q3k_codes(p):
     h, a, b = load(u8x32, p), load(u8x32, p + 32), load(u8x32, p + 64)
     return ((a & 3) | ((h << 2) & 4), ((a >> 2) & 3) | ((h << 1) & 4), ((a >> 4) & 3) | (h & 4), (a >> 6) | ((h >> 1) & 4),
             (b & 3) | ((h >> 2) & 4), ((b >> 2) & 3) | ((h >> 3) & 4), ((b >> 4) & 3) | ((h >> 4) & 4), (b >> 6) | ((h >> 5) & 4))
 
-FORMATS[QType.Q3_K] = Format(QType.Q3_K, BY_256, q3k_codes, halves_at(108), q3k_scales, q3k_offsets, largest=7)
+FORMATS[QType.Q3_K] = Format(QType.Q3_K, BY_256, q3k_codes, halves_at(108), q3k_scales, bias=4, largest=7)
 
 # %% ../nbs/22_dots.ipynb #8895b690
 @inline
 def q2k_scales(p): return cast(i16x16, load(u8x16, p) & 15)
 @inline
-def q2k_minima(p, s): return cast(i16x16, load(u8x16, p) >> 4)
+def q2k_minima(p): return cast(i16x16, load(u8x16, p) >> 4)
 @inline
 def q2k_codes(p):
     a, b = load(u8x32, p + 16), load(u8x32, p + 48)
@@ -220,11 +222,9 @@ def iq4xs_scales(p):
 def iq4xs_codes(p):
     return (lookup(iq4_table(), nibbles32(p + 8)), lookup(iq4_table(), nibbles32(p + 24)), lookup(iq4_table(), nibbles32(p + 40)), lookup(iq4_table(), nibbles32(p + 56)),
             lookup(iq4_table(), nibbles32(p + 72)), lookup(iq4_table(), nibbles32(p + 88)), lookup(iq4_table(), nibbles32(p + 104)), lookup(iq4_table(), nibbles32(p + 120)))
-@inline
-def no_offsets(p, s): return s*0
 interleave4, twice8 = pick(0, 8, 1, 9, 2, 10, 3, 11), pick(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)
 
-FORMATS[QType.IQ4_XS] = Format(QType.IQ4_XS, BY_256, iq4xs_codes, halves_at(0), iq4xs_scales, no_offsets, signed=True)
+FORMATS[QType.IQ4_XS] = Format(QType.IQ4_XS, BY_256, iq4xs_codes, halves_at(0), iq4xs_scales, signed=True)
 
 # %% ../nbs/22_dots.ipynb #8ba029b6
 halves_low, halves_high = pick(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), pick(8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
