@@ -7,7 +7,7 @@ all: export test docs
 
 export:  # notebooks → modules and README (index.ipynb is run again, for its list of chapters); notebooks cleaned
 	$(BIN)nbdev_export
-	$(BIN)nbdev_test nbs/index.ipynb --save
+	$(BIN)python docs_site/execute.py nbs/index.ipynb
 	$(BIN)nbdev_clean
 	$(BIN)python docs_site/readme.py
 
