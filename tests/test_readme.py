@@ -21,6 +21,6 @@ def test_every_chapter_is_listed():
 
 def test_two_commands():
     generate, test = re.findall(r"^```sh\n(.*)\n```$", TEXT, re.M)
-    assert generate.endswith('.venv/bin/qwen35-lit generate "Once upon a time"')
+    assert generate.endswith('.venv/bin/qwen35-lit generate "Once upon a time Leo"')
     assert test.endswith(".venv/bin/nbdev_test && .venv/bin/pytest")
     assert all(c.startswith("python3 -m venv .venv && ") for c in (generate, test))
