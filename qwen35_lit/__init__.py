@@ -2,4 +2,5 @@
 __version__ = "0.1.0"
 from .config import Qwen35Error
 from .hybrid import load, demo_model
-__all__ = ["load", "demo_model", "Qwen35Error"]
+from .plan import plan
+__all__ = ["load", "demo_model", "plan", "Qwen35Error"]

@@ -186,7 +186,7 @@ def call_nbytes(
     "About what the arrays of one call of the NumPy engine take, at the widest moment"
     n = -(-rows//8)*8                                              # `linear` fills up to eights
     attention = 4.2*c.n_head*min(n, 64)*n_ctx + 8*n*c.n_head*c.head_dim
-    delta = n*(6*c.conv_dim + 2*c.d_inner)
+    delta = n*(6*c.conv_dim + 2*c.d_inner) + 3*c.d_inner*c.ssm_state
     ffn = n*(c.n_expert_used*(2*c.n_embd + 3*c.n_ff_expert) + 4*c.n_ff_shared + 6*c.n_ff + 2*c.n_expert)
     head = n_seqs*(c.n_vocab + min(c.n_vocab, 8192))
     return int((max(attention, delta, ffn, head) + 3*n*c.n_embd)*np.dtype(dtype).itemsize) + 2**16
@@ -246,7 +246,8 @@ class Model:
     def __repr__(self):
         c = self.config
         kind = f"{c.n_expert} experts, {c.n_expert_used} used" if c.is_moe else "dense"
-        return f"Model({c.name or c.arch}: {c.n_layer} layers, {c.n_embd} wide, {kind}; engine {self.engine.name})"
+        changed = "".join(f"; {t.changes}" for t in self.taps if hasattr(t, "changes"))
+        return f"Model({c.name or c.arch}: {c.n_layer} layers, {c.n_embd} wide, {kind}; engine {self.engine.name}{changed})"
 
 # %% ../nbs/08_hybrid.ipynb #1eb7fca9
 @patch
@@ -292,6 +293,7 @@ def forward_batch(self:Model,
 )->list:              # per sequence [n, n_vocab], or [n_vocab] for "last"
     "Several sequences in one pass; all states advance, or none"
     if logits not in ("all", "last"): raise InputError(f"logits is {logits!r}; expected 'all' or 'last'")
+    self.checkpoint.check_intact()                                 # a file cut while mapped kills the process at the next look
     tokens, states, emb = self._inputs(pairs, embeddings)
     counts = [len(t) for t in tokens]
     if logits == "last" and 0 in counts: raise InputError("no tokens, so there are no last logits; expected at least one")
