@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['L', 'CODES', 'INPUTS', 'TOTALS', 'REALS', 'HALVES', 'zero_totals', 'zero_reals', 'ones_halves', 'WIDE', 'UNFOLDED',
            'SCALES_AT', 'OFFSETS_AT', 'REALS_AT', 'TILE_ROWS', 'TILE_TOKENS', 'MULTIPLY', 'FEW', 'make_quad',
-           'make_quad32', 'two_steps', 'scaled', 'signed_step', 'packed_nbytes', 'pack', 'make_unfold', 'make_group',
-           'make_micro', 'make_tile', 'make_micro32', 'make_tile32', 'at', 'multiply_kernels']
+           'make_quad32', 'two_steps', 'scaled', 'signed_step', 'packed_nbytes', 'at', 'pack_group', 'pack',
+           'make_unfold', 'make_group', 'make_micro', 'make_tile', 'make_micro32', 'make_tile32', 'multiply_kernels']
 
 # %% ../nbs/23_tiles.ipynb #1e634e35
 import numpy as np
@@ -120,6 +120,9 @@ def packed_nbytes(
     return cols//256*292*LANES if form == BY_256 else cols//32*40*LANES
 
 @inline
+def at(ids, i): return load(types.intp, ids + 8*i) if ids else i
+
+@inline
 def _pack_lane(q, d, sums, form, blocks, size, out, live):
     for b in range(blocks):
         for i in range(form//4): store(out + 4*L*i, load(types.int32, q + 4*i) if live else types.int32(0))
@@ -133,14 +136,19 @@ def _pack_lane(q, d, sums, form, blocks, size, out, live):
         store(tail, load(types.float32, d) if live else ZERO)
         q += form; d += 4; out += size
 
-@kernel()
-def pack(x, xstride, ids, n, cols, form, out):
+@inline
+def pack_group(x, xstride, ids, first, n, cols, form, out):
+    "Inputs first … first + LANES of a list of `n`"
     size = 292*L if form == 256 else 40*L
     blocks = cols//form
-    for t in range((n + L - 1)//L*L):
-        u = min(t, n - 1)
-        p = x + (load(types.intp, ids + 8*u) if ids else u)*xstride
-        _pack_lane(p, p + cols, p + cols + 4*blocks, form, blocks, size, out + t//L*size*blocks + 4*(t % L), t < n)
+    for i in range(L):
+        t = min(first + i, n - 1)
+        p = x + at(ids, t)*xstride
+        _pack_lane(p, p + cols, p + cols + 4*blocks, form, blocks, size, out + 4*i, first + i < n)
+
+@kernel()
+def pack(x, xstride, ids, n, cols, form, out):
+    for t in range(0, n, L): pack_group(x, xstride, ids, t, n, cols, form, out + t//L*(cols//form)*(292*L if form == 256 else 40*L))
 
 # %% ../nbs/23_tiles.ipynb #6e984f70
 UNFOLDED, SCALES_AT, OFFSETS_AT, REALS_AT = 384, 256, 320, 352
@@ -273,10 +281,7 @@ def make_tile32(f:Format):
                 for r in range(0, rows, 2): micro(buffer + 512*r, packed + gsize*g + 40*L*b, blocks, sums + 4*L*g + ystep*r, ystep)
     return tile
 
-# %% ../nbs/23_tiles.ipynb #dd8a008b
-@inline
-def at(ids, i): return load(types.intp, ids + 8*i) if ids else i
-
+# %% ../nbs/23_tiles.ipynb #548a0e08
 def multiply_kernels(
     f:Format,
 )->tuple: # of kernels for one, two to four, and many tokens

@@ -24,7 +24,7 @@ from .simd import *
 from .simd import MODE, _pointer
 
 # %% ../nbs/21_workers.ipynb #2459670e
-SOURCES = ("simd", "workers", "dots", "tiles", "floats", "cpu_ops", "cpu")   # the chapters that kernels come from
+SOURCES = ("simd", "workers", "dots", "tiles", "floats", "cpu_ops", "matrices", "cpu")   # the chapters that kernels come from
 
 @lru_cache
 def source_hash()->str: # 12 hex digits
@@ -155,8 +155,8 @@ def relax(looks):
     if POSIX and looks > SPINS: _sched_yield()
     else: _pause()
 
-# %% ../nbs/21_workers.ipynb #f7121730
-LINE, STEPS = 64, 24   # bytes of a cache line; steps that a region may have
+# %% ../nbs/21_workers.ipynb #d33f5ef4
+LINE, STEPS = 64, 48   # bytes of a cache line; steps that a region may have
 
 @inline
 def take(sync, k):
