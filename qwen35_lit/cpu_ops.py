@@ -6,10 +6,10 @@
 __all__ = ['run_program', 'NOW', 'SEGMENT', 'add_rows', 'multiply_rows', 'swiglu_rows', 'softplus_rows', 'scale_columns',
            'sigmoid_rows', 'silu_rows', 'gate_rows', 'conv', 'memory', 'KEYS', 'NO_SCORE', 'look_floats', 'look_halves',
            'LISTS', 'group', 'numbers', 'Step', 'step', 'real', 'program_code', 'Program', 'show', 'copy_row',
-           'sum_squares', 'norm', 'elementwise', 'conv_stretch', 'memory_row', 'found', 'memory_token', 'copy_columns',
-           'delta_of', 'memory_columns', 'memory_narrow', 'turn', 'keep', 'floats_at', 'make_chunk', 'merge',
-           'finish_look', 'make_look', 'gather_look', 'softmax_row', 'choose', 'share', 'combine', 'scale_rows',
-           'sum_choices']
+           'sum_squares', 'stream', 'norm', 'elementwise', 'conv_stretch', 'memory_row', 'found', 'memory_token',
+           'copy_columns', 'delta_of', 'memory_columns', 'memory_narrow', 'turn', 'row_places', 'keep', 'floats_at',
+           'make_chunk', 'merge', 'finish_look', 'make_look', 'gather_look', 'softmax_row', 'choose', 'share',
+           'combine', 'scale_rows', 'sum_choices']
 
 # %% ../nbs/25_cpu_ops.ipynb #259a31ca
 import numpy as np
@@ -122,10 +122,13 @@ def sum_squares(x, n):
     if n % 32 > 16: p = load(f32x8, x + 64); c = fma(p, p, c)
     return sum32(a, b, c, d)
 
+@inline
+def stream(now, x): return x if x else load(types.intp, now + 24)
+
 @step("now per cols x xrow xhead weight eps out orow ohead")
 def norm(i, a):
     now, per, cols, x, xrow, xhead, weight, eps, out, orow, ohead = a
-    p, y = x + i//per*xrow + i%per*xhead, out + i//per*orow + i%per*ohead
+    p, y = stream(now, x) + i//per*xrow + i%per*xhead, out + i//per*orow + i%per*ohead
     s = sum_squares(p, cols)
     r = ONE/sqrt((s/f32(cols) if weight else s) + real(eps))
     for j in range(0, 4*cols, 32):
@@ -143,7 +146,7 @@ def elementwise(
     def do(i, a):
         now, per, cols, x, xrow, xhead, y, yrow, yhead, out, orow, ohead = a
         r, h = i//per, i % per
-        p, q, o = x + r*xrow + h*xhead, y + (0 if per_column else r*yrow + h*yhead), out + r*orow + h*ohead
+        p, q, o = stream(now, x) + r*xrow + h*xhead, y + (0 if per_column else r*yrow + h*yhead), stream(now, out) + r*orow + h*ohead
         for j in range(0, 4*(cols//8*8), 32):
             if binary: store(o + j, g(load(f32x8, p + j), load(f32x8, q + j)))
             else: store(o + j, g(load(f32x8, p + j)))
@@ -279,7 +282,13 @@ def turn(i, a):
         u, v, c, s = load(types.float32, p + 4*j), load(types.float32, p + 4*(j + half)), load(types.float32, cos + 4*j), load(types.float32, sin + 4*j)
         store(p + 4*j, u*c - v*s); store(p + 4*(j + half), v*c + u*s)
 
-# %% ../nbs/25_cpu_ops.ipynb #05d9afa4
+# %% ../nbs/25_cpu_ops.ipynb #52e868c0
+@inline
+def row_places(now, r):
+    "Of row r: where its keys and values are, the distance of layers, and how many keys it sees"
+    return (load(types.intp, load(types.intp, now + 32) + 8*r), load(types.intp, load(types.intp, now + 40) + 8*r),
+            load(types.intp, load(types.intp, now + 48) + 8*r), load(types.intp, load(types.intp, now + 56) + 8*r))
+
 @inline
 def _write(p, x, n, halves):
     for j in range(0, n, 8):
@@ -291,7 +300,7 @@ def _write(p, x, n, halves):
 def keep(i, a):
     now, per, d, layer, size, k, krow, v, vrow = a
     r, h = i//per, i % per
-    row_k, row_v, stride, seen = (load(types.intp, load(types.intp, now + f) + 8*r) for f in (32, 40, 48, 56))
+    row_k, row_v, stride, seen = row_places(now, r)
     at = layer*stride + ((seen - 1)*per + h)*d*size
     _write(row_k + at, k + r*krow + 4*d*h, d, size == 2)
     _write(row_v + at, v + r*vrow + 4*d*h, d, size == 2)
@@ -361,7 +370,7 @@ def make_look(halves):
     chunk, size = make_chunk(halves), 2 if halves else 4
     @inline
     def place(now, r, h, per, d, layer):
-        row_k, row_v, stride, seen = (load(types.intp, load(types.intp, now + f) + 8*r) for f in (32, 40, 48, 56))
+        row_k, row_v, stride, seen = row_places(now, r)
         at = layer*stride + h*d*size
         return row_k + at, row_v + at, seen
     def look(args, tid, team, sync, k):
@@ -463,7 +472,7 @@ group = Step("group", "now per choices experts ids counts active starts entries 
 @step("now per cols k down w shared gate x out")
 def combine(i, a):
     now, per, cols, k, down, w, shared, gate, x, out = a
-    row, part = i//per, i % per
+    row, part, x, out = i//per, i % per, stream(now, x), stream(now, out)
     size = (cols//8 + per - 1)//per*32
     g = load(types.float32, gate + 4*row)
     for j in range(part*size, min(4*cols, (part + 1)*size), 32):

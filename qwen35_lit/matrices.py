@@ -23,18 +23,18 @@ FIELDS = "w stride rows cols one few many x xrow y yrow packed expert".split()
 class Matrix:
     "One matrix (or a stack of experts' matrices), and the form of input that it wants"
     def __init__(self,
-        raw:np.ndarray,    # its bytes, [rows, row bytes] or [experts, rows, row bytes]
+        raw:np.ndarray,    # its bytes, [rows, row bytes] or [experts, rows, row bytes]; rows and experts may lie apart
         qtype:QType,
         cols:int,          # weights in a row
         rounded:bool=True, # inputs as bytes where the type allows it
     ):
-        self.raw, self.qtype = np.ascontiguousarray(raw), qtype
+        self.raw, self.qtype = raw, qtype
         self.form = FORMATS[qtype].form if rounded and qtype in FORMATS and cols % FORMATS[qtype].form == 0 else FLOATS
         self.kernels = MULTIPLY[qtype] if self.form != FLOATS else (FLOAT_MULTIPLY[qtype],)*3
-        self.rows, self.cols, self.stride = self.raw.shape[-2], cols, self.raw.shape[-1]
+        self.rows, self.cols, self.stride, self.expert = raw.shape[-2], cols, raw.strides[-2], raw.strides[0]
     def record(self, x:int, xrow:int, y:int, yrow:int, packed:int=0)->np.ndarray: # [13] int64; the entry points are filled in by `make_ready`
         "The thirteen numbers"
-        return np.array([self.raw.ctypes.data, self.stride, self.rows, self.cols, 0, 0, 0, x, xrow, y, yrow, packed, self.rows*self.stride], np.int64)
+        return np.array([self.raw.ctypes.data, self.stride, self.rows, self.cols, 0, 0, 0, x, xrow, y, yrow, packed, self.expert], np.int64)
 
 def way(
     n:int, # tokens
