@@ -21,7 +21,7 @@ from .primitives import linear, rms_norm, silu, untouched
 from .attention import project_qkv, attend, gated_output
 from .delta_rule import key_head, project_delta, causal_conv, split_conv, delta_scan, delta_output
 from .moe import ffn as feed_forward
-from .state import State, available_memory, check_fits, read_state, state_nbytes
+from .state import State, available_memory, check_fits, read_state, state_nbytes, stepping
 
 # %% ../nbs/08_hybrid.ipynb #7ab792aa
 class Weights:
@@ -274,16 +274,7 @@ def _check_states(states, identity):
         if s.identity != identity: raise InputError(f"the state belongs to model {s.identity[:12]!r}; this one is {identity[:12]!r}")
     if len({id(s) for s in states}) < len(states): raise InputError("the same state stands twice in one batch; expected a state for each sequence")
 
-# %% ../nbs/08_hybrid.ipynb #ad0427e8
-@contextmanager
-def _all_steps(states, counts):
-    "Hold several states at once; all are let go, whatever happens"
-    from contextlib import ExitStack
-    with ExitStack() as stack:
-        for s, n in zip(states, counts): stack.enter_context(s.step(n))
-        yield
-
-# %% ../nbs/08_hybrid.ipynb #fa513d6c
+# %% ../nbs/08_hybrid.ipynb #7c099488
 @patch
 def forward_batch(self:Model,
     pairs,            # list of (tokens, state)
@@ -300,12 +291,12 @@ def forward_batch(self:Model,
     ends = np.cumsum(counts).tolist()
     segments = [(slice(b - n, b), s) for b, n, s in zip(ends, counts, states) if n]
     call = Call(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), _positions(positions, states, counts), segments, emb, self.taps)
-    with _all_steps(states, counts):
+    with stepping(states, counts):
         out = run(self.engine, call, np.array(ends) - 1 if logits == "last" else slice(None)) if segments else np.zeros((0, self.config.n_vocab), np.float32)
         for t, s in zip(tokens, states): s.commit([int(i) if i >= 0 else None for i in t])
     return list(out) if logits == "last" else np.split(out, ends[:-1])
 
-# %% ../nbs/08_hybrid.ipynb #fe4278b9
+# %% ../nbs/08_hybrid.ipynb #9828d690
 @patch
 def _inputs(self:Model, pairs, embeddings):
     pairs = list(pairs)
@@ -317,7 +308,7 @@ def _inputs(self:Model, pairs, embeddings):
         if e.ndim != 2 or e.shape[1] != self.config.n_embd: raise InputError(f"embeddings have shape {list(e.shape)}; expected [n, {self.config.n_embd}]")
     return [np.full(len(e), -1) for e in emb], states, np.concatenate(emb)
 
-# %% ../nbs/08_hybrid.ipynb #98901047
+# %% ../nbs/08_hybrid.ipynb #4d8ce068
 @patch
 def forward(self:Model,
     tokens,          # ints
@@ -329,7 +320,7 @@ def forward(self:Model,
     "Read tokens; the scores of what may follow each. Raises `InputError`, `ContextFullError`; the state then stays as it was"
     return self.forward_batch([(tokens, state)], logits, None if positions is None else [positions], None if embeddings is None else [embeddings])[0]
 
-# %% ../nbs/08_hybrid.ipynb #ef4d80c4
+# %% ../nbs/08_hybrid.ipynb #9dd6a022
 @patch(as_prop=True)
 def taps(self:Model)->tuple:
     "The functions that watch this model in this thread"
@@ -346,7 +337,7 @@ def tapping(self:Model,
     try: yield f
     finally: self._watching.taps = before
 
-# %% ../nbs/08_hybrid.ipynb #a627a7da
+# %% ../nbs/08_hybrid.ipynb #24f656fb
 @patch
 def load_state(self:Model,
     file,           # path of a state that this model saved
@@ -355,7 +346,7 @@ def load_state(self:Model,
     "A saved state; raises `StateError` if it is damaged or another model's"
     return read_state(file, self.engine.new_state(1), n_ctx)
 
-# %% ../nbs/08_hybrid.ipynb #764ac55f
+# %% ../nbs/08_hybrid.ipynb #23e712dd
 ENGINES = {"numpy": "qwen35_lit.hybrid:NumpyEngine"}
 AUTO = ["numpy"]
 
@@ -368,7 +359,7 @@ def find_engine(
     module, cls = ENGINES[name].split(":")
     return getattr(import_module(module), cls)
 
-# %% ../nbs/08_hybrid.ipynb #2ba8d621
+# %% ../nbs/08_hybrid.ipynb #a85bad86
 def load(
     path,                # a GGUF file (any part of a split one)
     engine="auto",       # "auto", or one of `ENGINES`
