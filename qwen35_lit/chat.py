@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ROLES', 'LIMITS', 'WALL', 'MOST', 'split_thinking', 'text_of', 'tool_call', 'tidy', 'chatml', 'join_system',
            'sandbox', 'render_here', 'child', 'render_apart', 'short_line', 'render_chat', 'armour', 'armours',
-           'free_mark', 'encode_chat']
+           'escaped', 'free_mark', 'encode_chat']
 
 # %% ../nbs/11_chat.ipynb #c162a1c3
 import inspect, json, re, signal, subprocess, sys
@@ -70,7 +70,10 @@ def tidy(
         where = f"message {i} ({role})"
         if "content" not in m and role != "assistant": raise InputError(f"{where} has no content")
         out = {**m, "content": text_of(m.get("content"), where)}
-        if m.get("tool_calls"): out["tool_calls"] = [tool_call(c, where) for c in m["tool_calls"]]
+        if not isinstance(m.get("reasoning_content", ""), (str, type(None))): raise InputError(f"{where}: reasoning_content is {short(m['reasoning_content'])}, a text was expected")
+        if calls := m.get("tool_calls"):
+            if not isinstance(calls, (list, tuple)): raise InputError(f"{where}: tool_calls is {short(calls)}, a list was expected")
+            out["tool_calls"] = [tool_call(c, where) for c in calls]
         return out
     return [one(i, m) for i, m in enumerate(messages)]
 
@@ -142,7 +145,8 @@ def render_here(
     except TemplateSyntaxError as e: return {"broken": f"line {e.lineno}: {e}"}
     except UndefinedError as e: return {"failed": str(e)}
     except TemplateError as e: return {"refused": str(e)}
-    except (RecursionError, MemoryError): return {"broken": "it needs too much memory, or calls itself without end"}
+    except RecursionError: return {"broken": "it calls itself without end"}
+    except MemoryError: return {"broken": "it needs too much memory"}
     except OverflowError as e: return {"broken": str(e)}
     except Exception as e: return {"failed": f"{type(e).__name__}: {e}"}
 
@@ -174,6 +178,7 @@ def render_apart(
     except (TypeError, ValueError) as e: raise InputError(f"a chat template can only be given what JSON can hold: {e}") from None
     try: done = subprocess.run([sys.executable, "-I", "-S", "-c", code], input=job.encode(), capture_output=True, timeout=WALL)
     except subprocess.TimeoutExpired: return {"broken": f"it was not done after {WALL} s"}
+    except OSError as e: return {"broken": f"no process could be started for it: {e}"}
     if done.returncode == -getattr(signal, "SIGXCPU", 0): return {"broken": f"it computes for more than {LIMITS['RLIMIT_CPU']} s"}
     try: return json.loads(done.stdout)
     except ValueError: return {"broken": f"rendering it ended with code {done.returncode}"}
@@ -228,14 +233,16 @@ def armours(
     mild = re.compile(f"(?s)(?={control})." if control else "(?!)")
     return tuple(lambda t, e=e: e.sub(lambda m: m[0] + mark, t) for e in (strict, mild))
 
-# %% ../nbs/11_chat.ipynb #b40fe0d2
+# %% ../nbs/11_chat.ipynb #51f2167a
+def escaped(c): return f"\\u{ord(c):04x}"
+
 def free_mark(
     *texts, # structures of texts
 )->str:     # a noncharacter of Unicode
     "A character that occurs in none of them; raises `InputError`"
-    seen = json.dumps(texts, ensure_ascii=False, default=str)
+    seen = json.dumps(texts, ensure_ascii=False, default=str).lower()
     for c in map(chr, range(0xFDD0, 0xFDF0)):
-        if c not in seen: return c
+        if c not in seen and escaped(c) not in seen: return c
     raise InputError("the messages contain all 32 noncharacters from U+FDD0 on: none is left to mark special tokens with")
 
 # %% ../nbs/11_chat.ipynb #bfc588a7
@@ -252,7 +259,7 @@ def encode_chat(
     strict, mild = armours(tokenizer, mark)
     hide = lambda m, k: (lambda v: v) if k == "role" else mild if (m["role"], k) == ("assistant", "content") else strict
     text = render_chat([{k: armour(v, hide(m, k)) for k, v in m.items()} for m in messages], template, tools=armour(tools, strict), **kw)
-    if f"\\u{ord(mark):04x}" in text: raise InputError("this chat template escapes its texts: encode what `render_chat` gives instead")
+    if escaped(mark) in text.lower(): raise InputError("this chat template escapes its texts: encode what `render_chat` gives instead")
     ids = [tokenizer.bos_id] if tokenizer.add_bos else []
     for p in tokenizer.cut(check_text(text)): ids += [p] if isinstance(p, int) else tokenizer.encode(p.replace(mark, ""), special=False, add_bos=False)
     return ids[1:] if tokenizer.add_bos and ids[1:2] == ids[:1] else ids
