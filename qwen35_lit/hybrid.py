@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ENGINES', 'AUTO', 'Weights', 'LayerWeights', 'Call', 'NumpyEngine', 'call_nbytes', 'run', 'as_tokens', 'Model',
-           'find_engine', 'load', 'demo_model']
+           'find_engine', 'usable', 'load', 'demo_model']
 
-# %% ../nbs/08_hybrid.ipynb #6f5e52ed
-import os, threading
+# %% ../nbs/08_hybrid.ipynb #bf1b0fd8
+import os, threading, warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -100,6 +100,8 @@ class NumpyEngine:
         self.weights = Weights(checkpoint, dtype, budget)
         self.layers = [LayerWeights(self.weights, i) for i in range(self.config.n_layer)]
         self.heads = key_head(self.config.n_k_heads, self.config.n_v_heads, self.config.head_map)
+    @staticmethod
+    def usable()->bool: return True
     def new_state(self, n_ctx:int)->State:
         return State(self.config, n_ctx, self.dtype, identity=self.checkpoint.identity)
 
@@ -347,17 +349,22 @@ def load_state(self:Model,
     return read_state(file, self.engine.new_state(1), n_ctx)
 
 # %% ../nbs/08_hybrid.ipynb #23e712dd
-ENGINES = {"numpy": "qwen35_lit.hybrid:NumpyEngine"}
-AUTO = ["numpy"]
+ENGINES = {"numpy": "qwen35_lit.hybrid:NumpyEngine", "cpu": "qwen35_lit.cpu:CpuEngine"}
+AUTO = ["cpu", "numpy"]
 
 def find_engine(
     name:str, # "auto" or a key of `ENGINES`
 )->type:      # the engine's class
     "The engine's class; raises `InputError` for an unknown name"
-    if name == "auto": name = next(n for n in AUTO if n == "numpy" or find_engine(n).usable())
+    if name == "auto": name = next(filter(usable, AUTO))
     if name not in ENGINES: raise InputError(f"engine is {name!r}; expected one of {', '.join(['auto', *ENGINES])}")
     module, cls = ENGINES[name].split(":")
     return getattr(import_module(module), cls)
+
+def usable(name:str)->bool: # can this engine work here? If not, it is said why
+    "Whether an engine's own requirements are installed"
+    try: return find_engine(name).usable()
+    except ImportError as e: warnings.warn(f"engine {name!r} is not to be had here ({e}); the next one is taken")
 
 # %% ../nbs/08_hybrid.ipynb #a85bad86
 def load(
@@ -370,8 +377,12 @@ def load(
     "Open a model. Nothing is read yet but the header; raises `Qwen35Error` subclasses that say what is wrong"
     if activations not in ("int8", "f32"): raise InputError(f"activations is {activations!r}; expected 'int8' or 'f32'")
     if engine == "auto" and dtype == "float64": engine = "numpy"
-    cls, checkpoint = find_engine(engine), open_checkpoint(path)
-    return Model(checkpoint, cls(checkpoint, dtype=dtype, activations=activations, n_threads=n_threads))
+    cls, checkpoint, kw = find_engine(engine), open_checkpoint(path), dict(dtype=dtype, activations=activations, n_threads=n_threads)
+    try: return Model(checkpoint, cls(checkpoint, **kw))
+    except UnsupportedModelError as e:
+        if engine != "auto": raise
+        warnings.warn(f"{e}; the numpy engine is taken")
+    return Model(checkpoint, NumpyEngine(checkpoint, **kw))
 
 def demo_model()->str:
     "Path of the small trained model that comes with the package"
