@@ -3,4 +3,5 @@ __version__ = "0.1.0"
 from .config import Qwen35Error
 from .hybrid import load, demo_model
 from .plan import plan
+from . import generate, trace, effective_attention, intervene   # they add methods to Model and Trace
 __all__ = ["load", "demo_model", "plan", "Qwen35Error"]

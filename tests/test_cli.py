@@ -1,0 +1,242 @@
+"The command line as a shell sees it: exit codes, one line of complaint, clean output, Ctrl-C, closed pipes, a terminal"
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from qwen35_lit.cli import COMMANDS, main
+from qwen35_lit.config import Qwen35Error
+
+COMMAND = [sys.executable, "-c", "import sys; from qwen35_lit.cli import main; sys.exit(main())"]
+QUESTION = "Mia has a red ball. Tom has a blue kite. What colour is Tom's kite?"
+STORY = "<|im_start|>user\nTell me a story about Leo and a green drum.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def shell(*argv, stdin=b"", env=None, **kw):
+    done = subprocess.run([*COMMAND, *map(str, argv)], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, timeout=120, **kw)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def refused(code, err, code_wanted=1):
+    "One line, no traceback"
+    lines = [l for l in err.splitlines() if not l.startswith("no model file given")]
+    assert code == code_wanted and len(lines) == 1 and lines[0].startswith("qwen35-lit: ") and "Traceback" not in err, err
+    return lines[0]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    "`main` in this process: quicker, and coverage sees it"
+    def f(*argv, stdin=""):
+        import io
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(argv)
+        return code, *capsys.readouterr()
+    return f
+
+
+def test_answer():
+    code, out, err = shell("generate", "--chat", "--engine", "numpy", QUESTION)
+    assert (code, out) == (0, "Tom's kite is blue.\n") and "demo model" in err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([c, "--help"] for c in ("generate", "chat", "info"))])
+def test_help(run, argv):
+    code, out, err = run(*argv)
+    assert code == 0 and out and not err
+
+
+def test_help_names_what_exists(run):
+    listed = re.findall(r"^    (\w+)  ", run("--help")[1], re.M)
+    assert listed == list(COMMANDS)
+    for name in listed: assert run(name, "--help")[0] == 0
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["generate", "--temperature", "hot", "x"], ["generate", "--tempera", "1", "x"], ["info", "--check=yes"], ["generate", "-f", "a", "b"], ["generate", "--engine", "steam", "x"]])
+def test_usage(run, argv):
+    code, out, err = run(*argv)
+    assert code == 2 and not out and "Traceback" not in err
+
+
+@pytest.mark.parametrize("argv,said", [
+    (["generate", ""], "the prompt is empty"),
+    (["generate", "--top-p", "7", "x"], "top_p: found 7.0, expected a number from 0 to 1"),
+    (["generate", "--temperature", "-1", "x"], "temperature: found -1.0"),
+    (["generate", "--seed", "-1", "x"], "seed: found -1"),
+    (["generate", "-n", "-5", "x"], "max_tokens: found -5"),
+    (["generate", "--n-ctx", "2", "one two three four"], "expected at most n_ctx = 2"),
+    (["generate", "--stop", "", "x"], "stop: found ''"),
+    (["generate", "-f", "no-such-file", "x.txt"][:3], "no-such-file"),
+    (["generate", "-m", "no-such.gguf", "x"], "no-such.gguf"),
+    (["generate", "--system", "Be brief.", "x"], "--system goes with --chat"),
+    (["chat", "-m", "no-such.gguf"], "no-such.gguf"),
+    (["chat", "--load", "no-such.json"], "no-such.json"),
+    (["info", "no-such.gguf"], "no-such.gguf"),
+    (["info", "."], "."),
+    (["info", "--n-ctx", "0"], "n_ctx: found 0")])
+def test_input_errors(run, argv, said):
+    code, out, err = run(*argv)
+    assert said in refused(code, err) and not out
+
+
+@pytest.mark.parametrize("n", [0, 3, 100, 3000, 2_000_000])
+@pytest.mark.parametrize("command", [["info"], ["generate", "x", "-m"]])
+def test_cut_files(run, demo, tmp_path, n, command):
+    (tmp_path / "cut.gguf").write_bytes(demo.read_bytes()[:n])
+    code, out, err = run(*command, tmp_path / "cut.gguf")
+    assert "cut.gguf" in refused(code, err) and not out
+
+
+def test_prompts_from_elsewhere(run, tmp_path):
+    (tmp_path / "p.txt").write_text(STORY)
+    by_file = run("generate", "--engine", "numpy", "-n", 12, "-f", tmp_path / "p.txt")
+    assert by_file[0] == 0 and by_file[1].strip()
+    assert run("generate", "--engine", "numpy", "-n", 12, stdin=STORY)[1] == run("generate", "--engine", "numpy", "-n", 12, "-", stdin=STORY)[1] == by_file[1]
+    assert "stopped after 12 tokens" in by_file[2]
+    (tmp_path / "p.txt").write_bytes(b"ab\xff")
+    assert "byte 2 is not UTF-8" in refused(*run("generate", "-f", tmp_path / "p.txt")[::2])
+    code, out, err = shell("generate", stdin=b"ab\xff")
+    assert "standard input: byte 2 is not UTF-8" in refused(code, err)
+    code, out, err = shell("generate", b"ab\xff".decode("utf-8", "surrogateescape"))
+    assert "surrogate" in refused(code, err)
+
+
+def test_json(run):
+    code, out, err = run("generate", "--engine", "numpy", "--chat", "--think", "--json", "--logprobs", 2, "--seed", 5, QUESTION)
+    d = json.loads(out)
+    assert code == 0 and d["answer"] == "Tom's kite is blue." and d["stop_reason"] == "eos" and d["seed"] == 5
+    assert d["thought"] and d["text"].startswith(d["thought"])
+    assert len(d["logprobs"]) == len(d["tokens"]) and len(d["logprobs"][0]["top"]) == 2
+    assert run("generate", "--engine", "numpy", "--json", "-n", 5, "--n-ctx", 1000, STORY)[1] != ""
+
+
+def test_stop_and_context(run):
+    assert run("generate", "--engine", "numpy", "--chat", "--stop", "e is b", QUESTION)[1] == "Tom's kit\n"
+    code, out, err = run("generate", "--engine", "numpy", "--n-ctx", 48, STORY)
+    assert code == 0 and "the context of 48 tokens is full" in err
+
+
+def test_the_same_seed(run):
+    texts = [run("generate", "--engine", "numpy", "--temperature", 1, "--seed", s, "-n", 20, STORY)[1] for s in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_closed_pipe():
+    p = subprocess.Popen([*COMMAND, "generate", "--engine", "numpy", "-n", "300", "--temperature", "1", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert p.stdout.read(3)
+    p.stdout.close()
+    err = p.stderr.read().decode()
+    assert p.wait(60) == 0 and "Traceback" not in err and "Broken" not in err
+
+
+def test_ctrl_c_keeps_the_text():
+    p = subprocess.Popen([*COMMAND, "generate", "--engine", "numpy", "-n", "3000", "--n-ctx", "4000", "--temperature", "3", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = os.read(p.stdout.fileno(), 100)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and first and (first + out).endswith(b"\n") and err.decode().splitlines()[-1] == "interrupted"
+
+
+def test_output_is_utf8_whatever_the_terminal(demo, tmp_path):
+    file = tmp_path / "модель 🙂.gguf"
+    shutil.copy(demo, file)
+    code, out, err = shell("info", file, env=dict(PYTHONIOENCODING="ascii", LC_ALL="C"))
+    assert code == 0 and "модель 🙂.gguf" in out
+    code, out, err = shell("info", tmp_path / "нет.gguf", env=dict(PYTHONIOENCODING="ascii", LC_ALL="C"))
+    refused(code, err)
+
+
+@pytest.mark.parametrize("name", ["moe-r3", "dense-r1", "moe-k-Q4_K_M"])
+def test_info(run, data, name):
+    code, out, err = run("info", "--check", data / f"{name}.gguf")
+    assert (code, err) == (0, "") and name in out and "all weights are sound" in out
+    d = json.loads(run("info", "--json", "-m", data / f"{name}.gguf")[1])
+    assert sum(g["bytes"] for g in d["types"].values()) == sum(g["bytes"] for g in d["layers"].values()) == d["bytes"]
+    assert [int(i) for i in d["layers"] if i != "ends"] == list(range(d["config"]["n_layer"]))
+
+
+def test_check_finds_nan(run, data, tmp_path):
+    from qwen35_lit.checkpoint import open_checkpoint
+    raw = bytearray((data / "moe-r3.gguf").read_bytes())
+    t = open_checkpoint(data / "moe-r3.gguf").tensors["blk.3.attn_norm.weight"]
+    raw[t.start:t.start + 4] = b"\x00\x00\xc0\x7f"
+    (tmp_path / "nan.gguf").write_bytes(raw)
+    code, out, err = run("info", "--check", tmp_path / "nan.gguf")
+    assert "blk.3.attn_norm.weight" in out and "NaN" in out and "1 tensors are not sound" in refused(code, err)
+    code, out, err = run("info", "--check", "--json", tmp_path / "nan.gguf")
+    assert code == 1 and len(json.loads(out)["problems"]) == 1
+
+
+def test_chat_script(run):
+    lines = "\nMia has a red ball.\n/think off\nNow Mia's ball is green.\nWhat colour is Mia's ball?\n/help\n/reset\nWhat colour is Mia's ball?\n"
+    code, out, err = run("chat", "--engine", "numpy", "--no-think", stdin=lines)
+    assert (code, out) == (0, "I will remember that.\nI will remember that.\nMia's ball is green.\nI do not know.\n")
+    assert "Thinking is off." in err and "/save" in err and "A new conversation." in err
+    code, out, err = run("chat", "--engine", "numpy", "--no-think", stdin="/fly\nWho are you?\n")
+    assert "/fly: no such command" in refused(code, err) and not out
+
+
+def test_chat_thinks(run):
+    code, out, err = run("chat", "--engine", "numpy", stdin=QUESTION + "\n")
+    thought, answer = out.split("</think>\n\n")
+    assert thought.strip() and answer == "Tom's kite is blue.\n" and "\x1b" not in out
+
+
+def test_chat_is_put_aside_and_taken_up(run, tmp_path):
+    file = tmp_path / "talk.json"
+    assert run("chat", "--engine", "numpy", "--no-think", stdin=f"{QUESTION}\n/save {file}\n")[0] == 0
+    assert json.loads(file.read_text()) == [dict(role="user", content=QUESTION), dict(role="assistant", content="Tom's kite is blue.")]
+    assert run("chat", "--engine", "numpy", "--no-think", "--load", file, stdin="What colour is Mia's ball?\n")[1] == "Mia's ball is red.\n"
+    for bad in ("{", '"hi"', '[{"role": "king", "content": "x"}]', "[1]"):
+        file.write_text(bad)
+        code, out, err = run("chat", "--engine", "numpy", "--load", file, stdin="hi\n")
+        refused(code, err)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_chat_at_a_terminal():
+    "Ctrl-C stops an answer and not the program, mistakes are told and not fatal, Ctrl-D leaves"
+    ours, theirs = os.openpty()
+    p = subprocess.Popen([*COMMAND, "chat", "--engine", "numpy", "--no-think", "--n-ctx", "2000"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+    os.close(theirs)
+    seen = ""
+    def wait(text, start):
+        "Until `text` is there; the place behind it"
+        nonlocal seen
+        end = time.monotonic() + 90
+        while text not in seen[start:]:
+            assert time.monotonic() < end, seen
+            if select.select([ours], [], [], 1)[0]: seen += os.read(ours, 4096).decode("utf-8", "replace")
+        return seen.index(text, start) + len(text)
+    at = wait("> ", 0)
+    for typed, answer in [("/fly\n", "/fly: no such command"), ("\x03", "(Ctrl-D leaves)"), (QUESTION + "\n", "Tom's kite is blue."), ("/help\n", "Ctrl-D the conversation")]:
+        time.sleep(.5)                                          # as a person would: a signal between the prompt and the first wait for a key stays unnoticed until the next key
+        os.write(ours, typed.encode())
+        at = wait("> ", wait(answer, at))                       # what is typed before the next prompt may be lost on the way into readline
+    time.sleep(.5)
+    os.write(ours, b"\x04")
+    try:
+        while os.read(ours, 4096): pass                         # a terminal that nobody reads would block the program
+    except OSError: pass                                        # Linux: the other end is closed
+    assert p.wait(30) == 0
+    os.close(ours)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(run, monkeypatch):
+    monkeypatch.setitem(COMMANDS, "oops", ("fails", lambda p: lambda args: 1 / 0))
+    with pytest.raises(ZeroDivisionError): run("oops")
+
+
+@pytest.mark.parametrize("error,code,said", [(Qwen35Error("two\nlines"), 1, "qwen35-lit: two lines"), (MemoryError(), 1, "out of memory"), (KeyboardInterrupt(), 130, "interrupted"),
+    (FileNotFoundError(2, "No such file", "x.txt"), 1, "x.txt: No such file"), (SystemExit(2), 2, "")])
+def test_every_way_out(run, monkeypatch, error, code, said):
+    def fails(args): raise error
+    monkeypatch.setitem(COMMANDS, "fails", ("fails", lambda p: fails))
+    got, out, err = run("fails")
+    assert (got, out) == (code, "") and said in err
