@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TO_CHAR', 'TO_BYTE', 'SPLITS', 'KEY', 'NORMAL', 'UNKNOWN', 'CONTROL', 'USER_DEFINED', 'UNUSED', 'BYTE',
-           'byte_alphabet', 'split_pattern', 'get_array', 'guess_kind', 'read_tokens', 'read_kinds', 'read_id',
+           'byte_alphabet', 'split_pattern', 'get_array', 'read_tokens', 'guess_kind', 'read_kinds', 'read_id',
            'Tokenizer', 'bad_merge', 'build_bpe', 'check_text', 'check_ids', 'TextStream', 'meta_from_hf']
 
 # %% ../nbs/10_tokenizer.ipynb #eaeeb18c
@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer as Rust, models, pre_tokenizers
 from .config import FileFormatError, InputError, UnsupportedModelError, short
 from .hybrid import Model
 
-# %% ../nbs/10_tokenizer.ipynb #9728cc73
+# %% ../nbs/10_tokenizer.ipynb #c838d9af
 def byte_alphabet(
 )->dict: # byte -> its character
     "A visible character for each of the 256 bytes, as GPT-2 chose them"
@@ -27,7 +27,7 @@ def byte_alphabet(
 TO_CHAR = byte_alphabet()
 TO_BYTE = {c: b for b, c in TO_CHAR.items()}
 
-# %% ../nbs/10_tokenizer.ipynb #62c6a7e9
+# %% ../nbs/10_tokenizer.ipynb #1c95630e
 def split_pattern(
     letters:str, # what a word is made of
     marks:str,   # marks that punctuation may not contain
@@ -38,7 +38,7 @@ def split_pattern(
 
 SPLITS = {"qwen35": split_pattern(r"[\p{L}\p{M}]+", r"\p{M}"), "qwen2": split_pattern(r"\p{L}+", "")}
 
-# %% ../nbs/10_tokenizer.ipynb #e6af6557
+# %% ../nbs/10_tokenizer.ipynb #a744281b
 KEY = "tokenizer.ggml."
 
 def get_array(
@@ -50,19 +50,7 @@ def get_array(
     if isinstance(x, (str, bytes, int, float)): raise FileFormatError(f"{KEY}{name} is {short(x)}, an array was expected")
     return list(x)
 
-# %% ../nbs/10_tokenizer.ipynb #15590004
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-def guess_kind(
-    text:str, # of a token
-)->int:       # its type
-    "What a token seems to be, for files that do not say"
-    if re.fullmatch(r"<\|.+\|>", text): return CONTROL
-    if re.fullmatch(r"\[PAD\d+\]", text): return UNUSED
-    if re.fullmatch(r"</?(think|tool_call|tool_response)>", text): return USER_DEFINED
-    return NORMAL
-
-# %% ../nbs/10_tokenizer.ipynb #97923c29
+# %% ../nbs/10_tokenizer.ipynb #186a0634
 def read_tokens(
     meta, # the key/values of a file
 )->list:  # the tokens' texts, in the order of their ids
@@ -79,7 +67,19 @@ def read_tokens(
         raise FileFormatError(f"{KEY}tokens[{i}] is {short(t)}, and so is tokens[{tokens.index(t, i + 1)}]: every token must be another text")
     return tokens
 
-# %% ../nbs/10_tokenizer.ipynb #e2e8bfc8
+# %% ../nbs/10_tokenizer.ipynb #2d46aa22
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+def guess_kind(
+    text:str, # of a token
+)->int:       # its type
+    "What a token seems to be, for files that do not say"
+    if re.fullmatch(r"<\|.+\|>", text): return CONTROL
+    if re.fullmatch(r"\[PAD\d+\]", text): return UNUSED
+    if re.fullmatch(r"</?(think|tool_call|tool_response)>", text): return USER_DEFINED
+    return NORMAL
+
+# %% ../nbs/10_tokenizer.ipynb #bf1ab436
 def read_kinds(
     meta,        # the key/values of a file
     tokens:list, # texts of the tokens
@@ -95,7 +95,7 @@ def read_kinds(
     if strange: raise FileFormatError(f"{KEY}token_type contains {short(strange)}: 1 to 6 were expected")
     return np.array(kinds, np.uint8)
 
-# %% ../nbs/10_tokenizer.ipynb #3de19c4f
+# %% ../nbs/10_tokenizer.ipynb #f7a36319
 def read_id(
     meta,     # the key/values of a file
     name:str, # "eos", "bos" …
@@ -106,7 +106,7 @@ def read_id(
     if i is None or (isinstance(i, (int, np.integer)) and not isinstance(i, bool) and 0 <= i < n): return i if i is None else int(i)
     raise FileFormatError(f"{KEY}{name}_token_id is {short(i)}, which is not one of the {n} tokens")
 
-# %% ../nbs/10_tokenizer.ipynb #d325b2fa
+# %% ../nbs/10_tokenizer.ipynb #4fea00ec
 class Tokenizer:
     "Text to token ids and back, with the vocabulary of a GGUF file"
     def __init__(self,
@@ -133,7 +133,7 @@ class Tokenizer:
 
     def __repr__(self): return f"Tokenizer: {len(self.tokens)} tokens, {len(self.special_ids)} of them special, {len(self.unsampled)} of {self.n_vocab} ids unused"
 
-# %% ../nbs/10_tokenizer.ipynb #7c3970d1
+# %% ../nbs/10_tokenizer.ipynb #538934c3
 @patch
 def read_roles(
     self:Tokenizer,
@@ -150,7 +150,7 @@ def read_roles(
         self.notes.append(f"{KEY}add_bos_token is true, but no token is named for it: none is added")
     self.unsampled = np.r_[np.flatnonzero(self.kinds == UNUSED), n:self.n_vocab]
 
-# %% ../nbs/10_tokenizer.ipynb #e78858f5
+# %% ../nbs/10_tokenizer.ipynb #0d3f062a
 def bad_merge(
     merges:list, # "left right", the earliest learned first
     ids:dict,    # text of a token -> its id
@@ -162,7 +162,7 @@ def bad_merge(
         for t in (left, right, left + right):
             if t not in ids: return f"{KEY}merges[{i}] is {short(m)}, but {short(t)} is not a token"
 
-# %% ../nbs/10_tokenizer.ipynb #28121608
+# %% ../nbs/10_tokenizer.ipynb #6398b1ce
 def build_bpe(
     ids:dict,    # text of a token -> its id
     merges:list, # "left right", the earliest learned first
@@ -183,7 +183,7 @@ def bpe(self:Tokenizer)->Rust:
     if "_bpe" not in vars(self): self._bpe = build_bpe(self.ids, get_array(self.meta, "merges"), SPLITS[self.pre])
     return self._bpe
 
-# %% ../nbs/10_tokenizer.ipynb #dfd74679
+# %% ../nbs/10_tokenizer.ipynb #083a0bed
 def check_text(
     text, # what a user gave
 )->str:
@@ -194,7 +194,7 @@ def check_text(
         raise InputError(f"character {e.start} of the text is U+{ord(text[e.start]):04X}, half of a surrogate pair: that is not text") from None
     return text
 
-# %% ../nbs/10_tokenizer.ipynb #54923b6e
+# %% ../nbs/10_tokenizer.ipynb #04da5f39
 @patch
 def cut(
     self:Tokenizer,
@@ -205,7 +205,7 @@ def cut(
     if not names: return [text]
     return [self.special_ids.get(p, p) if i % 2 else p for i, p in enumerate(re.split(f"({'|'.join(map(re.escape, names))})", text)) if p]
 
-# %% ../nbs/10_tokenizer.ipynb #8e029fc3
+# %% ../nbs/10_tokenizer.ipynb #b17f4c52
 @patch
 def encode(
     self:Tokenizer,
@@ -220,7 +220,7 @@ def encode(
     for p in self.cut(text) if special else [text]: ids += [p] if isinstance(p, int) else self.bpe.encode(p, add_special_tokens=False).ids
     return ids
 
-# %% ../nbs/10_tokenizer.ipynb #19715bdf
+# %% ../nbs/10_tokenizer.ipynb #918251c0
 def check_ids(
     ids,   # token ids: a sequence of whole numbers, or one of them
     n:int, # size of the vocabulary
@@ -233,7 +233,7 @@ def check_ids(
         if not 0 <= i < n: raise InputError(f"token id {i} is outside of the vocabulary, 0 to {n-1}")
     return [int(i) for i in ids]
 
-# %% ../nbs/10_tokenizer.ipynb #1061d4a6
+# %% ../nbs/10_tokenizer.ipynb #c8207ab9
 @patch
 def token_bytes(
     self:Tokenizer,
@@ -254,7 +254,7 @@ def token_text(
     if not (b := self.token_bytes(i)): return f"[PAD{i}]"
     return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if "\udc80" <= c <= "\udcff" else c for c in b.decode("utf-8", "surrogateescape"))
 
-# %% ../nbs/10_tokenizer.ipynb #0da49680
+# %% ../nbs/10_tokenizer.ipynb #2f105d47
 @patch
 def decode_bytes(
     self:Tokenizer,
@@ -273,7 +273,7 @@ def decode(
     "The text of many tokens; bytes that are not UTF-8 become U+FFFD"
     return self.decode_bytes(ids, special).decode("utf-8", "replace")
 
-# %% ../nbs/10_tokenizer.ipynb #a4a6d009
+# %% ../nbs/10_tokenizer.ipynb #41f30a85
 class TextStream:
     "Text out of tokens as they come: never half a character"
     def __init__(self,
@@ -299,7 +299,7 @@ def stream(
     "A decoder for tokens that arrive one by one"
     return TextStream(self, special)
 
-# %% ../nbs/10_tokenizer.ipynb #06ff59c6
+# %% ../nbs/10_tokenizer.ipynb #48938cb6
 def meta_from_hf(
     spec:dict,        # a Hugging Face tokenizer.json, parsed
     n_vocab:int=None, # rows of the embedding table: ids beyond the tokens are padding
@@ -315,7 +315,7 @@ def meta_from_hf(
     return {KEY + k: v for k, v in dict(model="gpt2", pre="qwen35", tokens=tokens, token_type=[kind(i, t) for i, t in enumerate(tokens)],
             merges=merges, eos_token_id=ids[eos], add_bos_token=False).items()}
 
-# %% ../nbs/10_tokenizer.ipynb #29ac5931
+# %% ../nbs/10_tokenizer.ipynb #f7808394
 @patch(as_prop=True)
 def tokenizer(self:Model)->Tokenizer:
     "The model's tokenizer, made when it is first asked for"

@@ -237,6 +237,16 @@ def test_published_vocabulary(published):
     for case in STORED["cases"]: assert t.encode(case["text"]) == case["ids"]
 
 
+def test_published_figures(published):
+    "What the chapter says about the vocabulary"
+    pieces = [published[1].token_bytes(i) for i in range(248044)]
+    lengths = np.bincount([len(p) for p in pieces])
+    assert lengths[1:21].tolist() == [256, 4203, 19080, 22847, 24306, 57783, 24720, 16842, 29720, 9787, 8536, 11897, 4945, 1272, 4347, 624, 1341, 1236, 996, 82]
+    assert b" " * 128 in pieces and len(lengths) == 129 and sum(p[:1] == b" " for p in pieces) == 105_380
+    text = [p.decode("utf-8", "replace") for p in pieces]
+    assert sum(any("\u4e00" <= c <= "\u9fff" for c in t) for t in text) == 55_328 and sum(t.encode() != p for t, p in zip(text, pieces)) == 944
+
+
 @settings(max_examples=1000, deadline=None)
 @given(texts)
 def test_published_ids(published, text):
