@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EAGER', 'SCALARS', 'STRING', 'ARRAY', 'MOST', 'Cursor', 'Strings', 'check_size', 'read_meta', 'Tensor', 'read_info',
            'count_bytes', 'place', 'map_file', 'read_version', 'Part', 'stamp', 'read_part', 'listing', 'part_paths',
-           'check_part', 'read_parts', 'all_tensors', 'unfuse', 'canonical', 'readable', 'check_tensors', 'keep_mtp',
-           'sort_out', 'unbaked_norms', 'Checkpoint', 'open_checkpoint', 'fingerprint']
+           'check_part', 'realign', 'read_parts', 'all_tensors', 'unfuse', 'canonical', 'readable', 'check_tensors',
+           'keep_mtp', 'sort_out', 'unbaked_norms', 'Checkpoint', 'open_checkpoint', 'fingerprint']
 
 # %% ../nbs/01_checkpoint.ipynb #d0eece08
 import hashlib, mmap, os, re, stat, struct
@@ -322,23 +322,30 @@ def stamp(
     s = os.stat(path)
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns
 
-# %% ../nbs/01_checkpoint.ipynb #25886a7f
+# %% ../nbs/01_checkpoint.ipynb #13b4a380
+@patch(as_prop=True)
+def rest(self:Part)->int:
+    "Bytes behind the last tensor; less than the alignment in a sound file"
+    return len(self.data) - max([t.start + t.n_bytes for t in self.tensors.values()], default=self.header_bytes)
+
+# %% ../nbs/01_checkpoint.ipynb #1729e950
 def read_part(
     path:Path,
-)->Part: # raises `FileFormatError`
+    alignment:int=32, # if the file does not say
+)->Part:              # raises `FileFormatError`
     "Read the header of one GGUF file, and check all that it says"
     c = Cursor(map_file(path), path.name)
     seen, version = stamp(path), read_version(c)
     n_tensors, n_kv = (c.number("Q", f"the number of {what}") for what in ("tensors", "keys"))
     if max(n_tensors, n_kv) > MOST: c.fail(f"announces {n_tensors} tensors and {n_kv} keys, expected at most {MOST}")
     meta = read_meta(c, n_kv)
-    alignment = meta.get("general.alignment", 32)
+    alignment = meta.get("general.alignment", alignment)
     if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
         c.fail(f"general.alignment is {short(alignment)}, expected a power of two, 8 or more")
     infos = [read_info(c, i) for i in range(n_tensors)]
     return Part(path, seen, c.data, version, alignment, meta, place(c, infos, alignment), c.pos)
 
-# %% ../nbs/01_checkpoint.ipynb #a6e9ac74
+# %% ../nbs/01_checkpoint.ipynb #9afc596e
 def listing(
     names,       # any number of them
     most:int=20, # how many are named
@@ -347,7 +354,7 @@ def listing(
     names = [*names]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
-# %% ../nbs/01_checkpoint.ipynb #bfadb78c
+# %% ../nbs/01_checkpoint.ipynb #186b3101
 def part_paths(
     first:Part, # any of them
 )->list:        # in order; raises `FileFormatError`, `ConfigError`
@@ -361,7 +368,7 @@ def part_paths(
     if missing: raise FileFormatError(f"{name}: {len(missing)} of {n} parts are missing: {listing(missing)}")
     return paths
 
-# %% ../nbs/01_checkpoint.ipynb #41061835
+# %% ../nbs/01_checkpoint.ipynb #d4300f65
 def check_part(
     p:Part,
     i:int,      # which it should be, from 0
@@ -378,7 +385,17 @@ def check_part(
         if isinstance(arch, str): Header(p.meta, "general").must(str(p.meta.get("general.architecture", arch)) == arch, "architecture", f"{short(arch)} {other}")
     except ConfigError as e: raise FileFormatError(f"{p.path.name}: {e}") from None
 
-# %% ../nbs/01_checkpoint.ipynb #12265058
+# %% ../nbs/01_checkpoint.ipynb #72b23987
+def realign(
+    p:Part,
+    alignment:int, # of the first part
+)->Part:
+    "`p`, read anew with the first part's alignment if it names none and its length says so"
+    if "general.alignment" in p.meta or p.alignment == alignment or p.rest < p.alignment: return p
+    again = read_part(p.path, alignment)
+    return again if again.rest < alignment else p
+
+# %% ../nbs/01_checkpoint.ipynb #eb3d3ef1
 def read_parts(
     path:Path, # any of them
 )->list:       # of `Part`, in order; raises `FileFormatError`
@@ -390,9 +407,9 @@ def read_parts(
     for i, p in enumerate(parts): check_part(p, i, parts[0], len(parts))
     said, held = parts[0].meta.get("split.tensors.count"), sum(len(p.tensors) for p in parts)
     if isinstance(said, int) and said != held: raise FileFormatError(f"{parts[0].path.name}: announces {said} tensors, but its {len(parts)} parts hold {held}")
-    return parts
+    return [realign(p, parts[0].alignment) for p in parts]
 
-# %% ../nbs/01_checkpoint.ipynb #65e60d2e
+# %% ../nbs/01_checkpoint.ipynb #77fa48ef
 def all_tensors(
     parts:list, # of `Part`
 )->dict:        # name -> `Tensor`; raises `FileFormatError`
@@ -403,7 +420,7 @@ def all_tensors(
         out[t.name] = t
     return out
 
-# %% ../nbs/01_checkpoint.ipynb #f3871c7e
+# %% ../nbs/01_checkpoint.ipynb #165afbd1
 def unfuse(
     t:Tensor, # gate and up of every expert, [n_expert, 2·n_ff, n_embd]
 )->dict:      # two windows
@@ -413,7 +430,7 @@ def unfuse(
     return {name: replace(half, name=name, rows=slice(i*both//2, (i + 1)*both//2))
             for i, name in enumerate(t.name.replace("gate_up", x) for x in ("gate", "up"))}
 
-# %% ../nbs/01_checkpoint.ipynb #ea26658d
+# %% ../nbs/01_checkpoint.ipynb #6bbace77
 def canonical(
     tensors:dict, # name -> `Tensor`, as in the file
 )->dict:          # the same under canonical names
@@ -428,7 +445,7 @@ def canonical(
     if "output.weight" not in out and "token_embd.weight" in out: out["output.weight"] = out["token_embd.weight"]
     return out
 
-# %% ../nbs/01_checkpoint.ipynb #93c331ac
+# %% ../nbs/01_checkpoint.ipynb #f40c4882
 @lru_cache(maxsize=None)
 def readable(
     kind:int, # a type
@@ -439,7 +456,7 @@ def readable(
     except NotImplementedError: return False
     return True
 
-# %% ../nbs/01_checkpoint.ipynb #8beedd4d
+# %% ../nbs/01_checkpoint.ipynb #930437b1
 def check_tensors(
     tensors:dict,  # canonical name -> `Tensor`
     expected:dict, # name -> shapes that will do
@@ -452,7 +469,7 @@ def check_tensors(
     for t in (tensors[n] for n in expected):
         if not readable(t.type): raise UnsupportedModelError(f"{t.name} is of type {int(t.type)}{getattr(t.type, 'name', '') and f' ({t.type.name})'}, which cannot be turned into numbers here")
 
-# %% ../nbs/01_checkpoint.ipynb #75a70243
+# %% ../nbs/01_checkpoint.ipynb #d2586215
 def keep_mtp(
     tensors:dict, # canonical name -> `Tensor`
     c:Config,
@@ -464,7 +481,7 @@ def keep_mtp(
     if lacking: return set(), replace(c, n_mtp=0), [f"the MTP block is incomplete and left out, it lacks {listing(lacking, 3)}"]
     return {n for n, t in tensors.items() if n.startswith(blocks) and readable(t.type)}, c, []
 
-# %% ../nbs/01_checkpoint.ipynb #77606b6f
+# %% ../nbs/01_checkpoint.ipynb #8a4613e1
 def sort_out(
     tensors:dict, # canonical name -> `Tensor`
     c:Config,
@@ -478,7 +495,7 @@ def sort_out(
     if strange: notes.append(f"{len(strange)} tensors inside the layers are not known here and ignored: {listing(strange, 5)}")
     return kept, ignored, c, notes
 
-# %% ../nbs/01_checkpoint.ipynb #cbe2f0e3
+# %% ../nbs/01_checkpoint.ipynb #dbe8ea4f
 def unbaked_norms(
     tensors:dict, # canonical name -> `Tensor`
     c:Config,
@@ -491,7 +508,7 @@ def unbaked_norms(
     low = [f"{n} {m:.2f}" for n, m in means.items() if abs(m) < .25]
     return [f"norm weights have a mean near 0, as if a converter had not added 1: {listing(low)}"] if low else []
 
-# %% ../nbs/01_checkpoint.ipynb #4a96d8e2
+# %% ../nbs/01_checkpoint.ipynb #2123adf9
 @dataclass(eq=False, repr=False)
 class Checkpoint:
     "A model on disk: its numbers, and its weights under canonical names"
@@ -504,7 +521,7 @@ class Checkpoint:
     notes:list    # what had to be guessed, or looks odd
     def __repr__(self): return f"{self.path.name}: {self.config.name or self.config.arch}, {len(self.tensors)} tensors, {self.n_bytes/2**20:.1f} MiB"
 
-# %% ../nbs/01_checkpoint.ipynb #e29778f6
+# %% ../nbs/01_checkpoint.ipynb #9d609c9e
 def open_checkpoint(
     path,      # a GGUF file, or any part of one
 )->Checkpoint: # raises a `Qwen35Error`
@@ -518,9 +535,10 @@ def open_checkpoint(
         tensors, ignored, config, notes = sort_out(tensors, config_from_meta(meta, rows, tensors))
         check_tensors(tensors, expected_tensors(config))
     except Qwen35Error as e: raise type(e)(f"{parts[0].path.name}: {e}") from None
-    return Checkpoint(path, parts, meta, tensors, config, ignored, [*config.notes, *notes, *unbaked_norms(tensors, config)])
+    behind = [f"{p.path.name}: {p.rest} bytes follow the last tensor" for p in parts if p.rest >= p.alignment]
+    return Checkpoint(path, parts, meta, tensors, config, ignored, [*config.notes, *notes, *behind, *unbaked_norms(tensors, config)])
 
-# %% ../nbs/01_checkpoint.ipynb #bd39f86c
+# %% ../nbs/01_checkpoint.ipynb #772b928f
 @patch(as_prop=True)
 def tied(self:Checkpoint)->bool:
     "Is the output matrix the embedding table?"
@@ -531,7 +549,7 @@ def n_bytes(self:Checkpoint)->int:
     "Bytes of all tensors, one with two names counted once"
     return sum({t.name: t.n_bytes for t in self.tensors.values()}.values())
 
-# %% ../nbs/01_checkpoint.ipynb #4a1a16d3
+# %% ../nbs/01_checkpoint.ipynb #52398ca8
 def fingerprint(
     parts:list, # of `Part`
 )->str:         # 32 hexadecimal digits
@@ -544,14 +562,14 @@ def fingerprint(
         for at in range(0, size, -(-size//16)): h.update(p.data[at:at + 4096])
     return h.hexdigest()
 
-# %% ../nbs/01_checkpoint.ipynb #3e2c26cf
+# %% ../nbs/01_checkpoint.ipynb #9139e508
 @patch(as_prop=True)
 def identity(self:Checkpoint)->str:
     "The model's fingerprint, computed once"
     if "_identity" not in vars(self): self._identity = fingerprint(self.parts)
     return self._identity
 
-# %% ../nbs/01_checkpoint.ipynb #ebdeb482
+# %% ../nbs/01_checkpoint.ipynb #d2460893
 @patch
 def verify_unchanged(self:Checkpoint):
     "Raise `FileFormatError` if a file was replaced, cut, written over or removed since it was opened"
@@ -560,7 +578,7 @@ def verify_unchanged(self:Checkpoint):
         except OSError as e: raise FileFormatError(f"{p.path.name}: {e.strerror} any more; load it again") from None
         if now != p.stamp: raise FileFormatError(f"{p.path.name}: has changed since it was opened ({p.stamp[2]} bytes then, {now[2]} now); load it again")
 
-# %% ../nbs/01_checkpoint.ipynb #9070c501
+# %% ../nbs/01_checkpoint.ipynb #acd0e005
 @patch
 def check_intact(self:Checkpoint):
     "Raise `FileFormatError` if a mapped file was cut, or written over where it is"

@@ -18,7 +18,7 @@ from qwen35_lit import Qwen35Error, load
 
 def child(states, file):
     while True:
-        for s in states: s.save(file)
+        for s in states[::-1]: s.save(file)
 
 
 def main(path, folder, kills):
@@ -30,7 +30,7 @@ def main(path, folder, kills):
     for _ in range(kills):
         pid = os.fork()
         if not pid: child(states, file)
-        time.sleep(rng.uniform(.005, .06))
+        time.sleep(rng.uniform(.002, .2))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         said["kills"] += 1

@@ -189,8 +189,8 @@ def test_narrow_rows(kind, engine, tmp_path):
     if engine == "numpy": return np.testing.assert_array_equal(logits(a), logits(b))
     plain = logits(b)
     np.testing.assert_allclose(logits(a, engine, activations="f32"), plain, atol=1e-4)
-    eight = logits(a, engine)                           # activations in 8 bits: near, but for a token that goes to another expert
-    assert np.isfinite(eight).all() and np.median(np.abs(eight - plain)) < .1
+    eight = logits(a, engine)                           # activations in 8 bits: near, but for tokens that go to another expert
+    assert np.isfinite(eight).all() and np.corrcoef(eight.ravel(), plain.ravel())[0, 1] > .9
 
 
 def test_a_file_of_many_types(plain, tmp_path):
