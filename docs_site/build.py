@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT, HERE = Path(__file__).parent.parent, Path(__file__).parent
 CDN = re.compile(r"https://cdn\.jsdelivr\.net/npm/katex@[\d.]+/dist/(contrib/)?")
 NUMBERED = re.compile(r"\b\d\d[a-z]?_(\w+\.html)")          # 05_delta_rule.html: pages drop the number, so that chapters may move
-SOURCE = re.compile(r'"/?blob/\w+/qwen35_lit/(\w+)\.py#L(\d+)"')
+SOURCE = re.compile(r'"/?blob/\w+/qwen35_lit/(\w+)\.py#L(?:(\d+)|None)"')   # None: of a name that is not a function's
 
 
 def render():
@@ -29,7 +29,10 @@ def render():
     return cache / "_site", [w for w in site.warnings if not any(k in w for k in known)]
 
 
-def final(text): return NUMBERED.sub(r"\1", SOURCE.sub(r'"source/\1.html#L-\2"', CDN.sub("site_libs/katex/", text)).replace('href="/', 'href="'))
+def final(text):
+    "The text of a page with its links as they are to be"
+    text = SOURCE.sub(lambda m: f'"source/{m[1]}.html#L-{m[2] or 1}"', CDN.sub("site_libs/katex/", text))
+    return NUMBERED.sub(r"\1", text.replace('href="/', 'href="'))
 
 
 def rewrite(site):
