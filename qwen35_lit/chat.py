@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'LIMITS', 'WALL', 'MOST', 'split_thinking', 'text_of', 'tool_call', 'tidy', 'chatml', 'join_system',
-           'sandbox', 'render_here', 'child', 'render_apart', 'short_line', 'render_chat', 'armour', 'armours',
-           'escaped', 'free_mark', 'encode_chat']
+           'sandbox', 'render_here', 'child', 'render_apart', 'short_line', 'render_chat', 'escaped', 'free_mark',
+           'armour', 'armours', 'encode_chat']
 
 # %% ../nbs/11_chat.ipynb #c162a1c3
 import inspect, json, re, signal, subprocess, sys
@@ -15,7 +15,7 @@ import jinja2, markupsafe
 from .config import FileFormatError, InputError, short
 from .tokenizer import Tokenizer, check_text
 
-# %% ../nbs/11_chat.ipynb #37b1c06c
+# %% ../nbs/11_chat.ipynb #f1e5f659
 def split_thinking(
     text:str,          # what the assistant wrote
     opened:bool=False, # the prompt ended in `<think>`, so the text begins inside of a thought
@@ -26,7 +26,7 @@ def split_thinking(
     before, _, thought = head.rpartition("<think>")
     return thought.strip(), before + tail.lstrip("\n")
 
-# %% ../nbs/11_chat.ipynb #896f8d02
+# %% ../nbs/11_chat.ipynb #52a73e32
 ROLES = "system", "user", "assistant", "tool"
 
 def text_of(
@@ -42,7 +42,7 @@ def text_of(
         raise InputError(f"{where}: a part is {short(p.get('type', dict(p)) if isinstance(p, Mapping) else p)}, only text is read here")
     return "".join(p if isinstance(p, str) else p["text"] for p in content)
 
-# %% ../nbs/11_chat.ipynb #34135d0b
+# %% ../nbs/11_chat.ipynb #7360e676
 def tool_call(
     call,      # {"name": …, "arguments": …}, bare or under "function"
     where:str, # the message, for errors
@@ -58,7 +58,7 @@ def tool_call(
     inner = {**inner, "arguments": dict(args)}
     return {**call, "function": inner} if "function" in call else inner
 
-# %% ../nbs/11_chat.ipynb #b3a40801
+# %% ../nbs/11_chat.ipynb #66387a91
 def tidy(
     messages:list, # dicts with a role and a content
 )->list:           # new dicts: every content a text, every tool call's arguments a dict
@@ -77,7 +77,7 @@ def tidy(
         return out
     return [one(i, m) for i, m in enumerate(messages)]
 
-# %% ../nbs/11_chat.ipynb #c4faf12e
+# %% ../nbs/11_chat.ipynb #d924905f
 def chatml(
     messages:list,                   # in the shape of `tidy`
     thinking:bool=True,              # open the answer with a thought, or with an empty one
@@ -98,7 +98,7 @@ def chatml(
     if add_generation_prompt: out.append("<|im_start|>assistant\n<think>\n" + ("" if thinking is not False else "\n</think>\n\n"))
     return "".join(out)
 
-# %% ../nbs/11_chat.ipynb #6aea196b
+# %% ../nbs/11_chat.ipynb #2722ec19
 def join_system(
     messages:list, # dicts with a role and a content
 )->list:           # the same, with one system message, the first
@@ -107,7 +107,7 @@ def join_system(
     told = [m["content"] for m in messages if m["role"] == "system"]
     return [{"role": "system", "content": "\n\n".join(told)}][:len(told)] + [m for m in messages if m["role"] != "system"]
 
-# %% ../nbs/11_chat.ipynb #b8eaa727
+# %% ../nbs/11_chat.ipynb #2f7bbb35
 def sandbox():
     "Jinja as chat templates expect it: blocks trimmed, loop controls, three helpers, no way out of the sandbox"
     import json
@@ -125,7 +125,7 @@ def sandbox():
     env.globals |= dict(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
     return env
 
-# %% ../nbs/11_chat.ipynb #3d3d9d79
+# %% ../nbs/11_chat.ipynb #b2e0521c
 def render_here(
     template:str,   # Jinja
     variables:dict, # what it may read
@@ -150,11 +150,11 @@ def render_here(
     except OverflowError as e: return {"broken": str(e)}
     except Exception as e: return {"failed": f"{type(e).__name__}: {e}"}
 
-# %% ../nbs/11_chat.ipynb #346f7a41
+# %% ../nbs/11_chat.ipynb #f0f4001d
 def child(job):
     "What the child process does: take limits upon itself, then render"
     import sys
-    sys.path[:0] = job["path"]
+    sys.path += job["path"]
     for name, most in job["limits"].items():
         try:
             import resource
@@ -163,7 +163,7 @@ def child(job):
         except (ImportError, ValueError): pass  # no such limits on this system, or a stricter one is in force
     return render_here(job["template"], job["variables"], job["most"])
 
-# %% ../nbs/11_chat.ipynb #1412da90
+# %% ../nbs/11_chat.ipynb #e2a1fb50
 LIMITS = {"RLIMIT_CPU": 2, "RLIMIT_AS": 2**29, "RLIMIT_CORE": 0}  # seconds, bytes, bytes
 WALL, MOST = 20, 10_000_000                                        # seconds, characters
 
@@ -183,13 +183,13 @@ def render_apart(
     try: return json.loads(done.stdout)
     except ValueError: return {"broken": f"rendering it ended with code {done.returncode}"}
 
-# %% ../nbs/11_chat.ipynb #1f4c8342
+# %% ../nbs/11_chat.ipynb #51326b94
 def short_line(text, most=200):
     "One line of at most `most` characters"
     text = " ".join(text.split())
     return text if len(text) <= most else text[:most] + "…"
 
-# %% ../nbs/11_chat.ipynb #2f42f1a9
+# %% ../nbs/11_chat.ipynb #6ed09a3d
 def render_chat(
     messages:list,                   # dicts with a role and a content
     template:str=None,               # the file's `tokenizer.chat_template`; None: `chatml`
@@ -212,7 +212,19 @@ def render_chat(
     late = any(m["role"] == "system" for m in messages[1:])
     raise InputError(f"the chat template {'refuses' if how == 'refused' else 'fails on'} these messages: {why}" + (" (`join_system` makes one system message of several)" if late else ""))
 
-# %% ../nbs/11_chat.ipynb #3c62b5b7
+# %% ../nbs/11_chat.ipynb #c95abd2a
+def escaped(c): return f"\\u{ord(c):04x}"
+
+def free_mark(
+    *texts, # structures of texts
+)->str:     # a noncharacter of Unicode
+    "A character that occurs in none of them; raises `InputError`"
+    seen = json.dumps(texts, ensure_ascii=False, default=str).lower()
+    for c in map(chr, range(0xFDD0, 0xFDF0)):
+        if c not in seen and escaped(c) not in seen: return c
+    raise InputError("the messages contain all 32 noncharacters from U+FDD0 on: none is left to mark special tokens with")
+
+# %% ../nbs/11_chat.ipynb #2db65295
 def armour(
     value, # a text, or lists and dicts of texts
     hide,  # str -> str
@@ -233,19 +245,7 @@ def armours(
     mild = re.compile(f"(?s)(?={control})." if control else "(?!)")
     return tuple(lambda t, e=e: e.sub(lambda m: m[0] + mark, t) for e in (strict, mild))
 
-# %% ../nbs/11_chat.ipynb #51f2167a
-def escaped(c): return f"\\u{ord(c):04x}"
-
-def free_mark(
-    *texts, # structures of texts
-)->str:     # a noncharacter of Unicode
-    "A character that occurs in none of them; raises `InputError`"
-    seen = json.dumps(texts, ensure_ascii=False, default=str).lower()
-    for c in map(chr, range(0xFDD0, 0xFDF0)):
-        if c not in seen and escaped(c) not in seen: return c
-    raise InputError("the messages contain all 32 noncharacters from U+FDD0 on: none is left to mark special tokens with")
-
-# %% ../nbs/11_chat.ipynb #bfc588a7
+# %% ../nbs/11_chat.ipynb #9e3c230d
 def encode_chat(
     messages:list,       # dicts with a role and a content
     tokenizer:Tokenizer,
