@@ -7,14 +7,15 @@ __all__ = ['question_at', 'read_facts', 'exam']
 
 # %% ../nbs/14_demo.ipynb #7c456f9a
 import numpy as np
+from .config import InputError
 from .hybrid import Model
-from .generate import Generation
 
 # %% ../nbs/14_demo.ipynb #abf558da
 def question_at(
     prompt:str, # facts, then one question
 )->int:         # index of its first character
-    "Where the question begins: behind the last full stop"
+    "Where the question begins: behind the last full stop (raises `InputError` if there is none)"
+    if "." not in prompt: raise InputError(f"no full stop in the prompt {prompt[:60]!r}; expected facts, then a question")
     return prompt.rindex(".") + 1
 
 def read_facts(
