@@ -13,6 +13,7 @@ import numpy as np
 from fastcore.basics import patch
 from .config import InputError, ContextFullError, NumericError, StateError
 from .hybrid import Model, as_tokens
+from .trouble import explain_nan
 from .tokenizer import Tokenizer
 from .chat import encode_chat, split_thinking
 from .sampling import Sampler, log_softmax, top_logprobs
@@ -90,7 +91,7 @@ def choose(self:Generation)->int: # the token id
     self.sampler.seek(self.n_start + len(self.ids))
     try: return self.sampler.sample(self._logits, self.tokens)
     except NumericError as e:
-        raise NumericError(f"position {self.n_start + len(self.ids)}, after token id {self.ids[-1]}: {e}") from None
+        raise NumericError(f"position {self.n_start + len(self.ids)}, after token id {self.ids[-1]}: {e}; {explain_nan(self.model, self.state)}") from None
 
 # %% ../nbs/13_generate.ipynb #0072847d
 Scored = namedtuple("Scored", "token text logprob top") # a token, its log probability, and the likeliest as (token, text, logprob)
