@@ -38,6 +38,7 @@ class Step:
         if missing := set(self.fields) ^ set(kw): raise TypeError(f"{self.name}: arguments {sorted(missing)} missing or unknown")
         return self, np.array([int(np.float32(v).view(np.uint32)) if isinstance(v, float) else int(v) for v in (kw[f] for f in self.fields)], np.int64)
 
+# %% ../nbs/25_cpu_ops.ipynb #2adb2278
 def step(
     fields:str, # names of the arguments, separated by spaces
 ):
@@ -72,6 +73,7 @@ def program_code(steps): # [1 + 2 per step] int64
     "The numbers that `run_program` reads"
     return np.array([len(steps)] + [v for s, a, *_ in steps for v in (s.kernel.address, a.ctypes.data)], np.int64)
 
+# %% ../nbs/25_cpu_ops.ipynb #e369505b
 class Program:
     "Steps in a row"
     def __init__(self,
@@ -90,14 +92,19 @@ class Program:
     ):
         "Step by step, showing what each has made"
         for code, (_, _, *shown) in zip(self.single, self.steps):
-            the_team(threads).run(run_program, code.ctypes.data, threads)
-            for name, get in (shown[0] if shown else {}).items(): show(name, get(n), tap)
+            run, shown = lambda: the_team(threads).run(run_program, code.ctypes.data, threads), shown[0] if shown else {}
+            if callable(shown): shown(run, tap)              # a step that wants to be watched in its own way
+            else:
+                run()
+                for name, get in shown.items(): show(name, get(n), tap)
 
+# %% ../nbs/25_cpu_ops.ipynb #43f150c2
 def show(name, view, tap):
-    "Let a watcher see a copy of an array; what it returns instead is written to the array"
-    value = np.array(view, np.int32 if view.dtype == np.int64 else view.dtype)
+    "Let a watcher see a copy of an array (or of a pair: array, shape to show); what it returns instead is written to the array"
+    view, shape = view if isinstance(view, tuple) else (view, view.shape)
+    value = np.array(view, np.int32 if view.dtype == np.int64 else view.dtype).reshape(shape)
     new = tap(name, value)
-    if new is not value: view[...] = new
+    if new is not value: view[...] = np.reshape(new, view.shape)
 
 # %% ../nbs/25_cpu_ops.ipynb #00eead44
 NOW = "n segments table x row_k row_v row_stride row_len chunks cos sin split".split()   # fields of `now`
@@ -245,6 +252,7 @@ def memory_columns(S, T, width, d, q, k, qrow, v, vrow, g, beta, grow, count, sc
         store(yt, r0*scale); store(yt + 32, r1*scale); store(yt + 64, r2*scale); store(yt + 96, r3*scale)
         S = T
 
+# %% ../nbs/25_cpu_ops.ipynb #949feaa4
 @inline
 def memory_narrow(S, T, d, q, k, qrow, v, vrow, g, beta, grow, count, scale, y, yrow):
     "The same for heads of 8, 16 or 24 columns, token by token on padded copies"
@@ -314,6 +322,7 @@ def floats_at(p, i, halves):
     "Eight numbers from the i-th on, of floats or halves"
     return from_half(load(u16x8, p + 2*i)) if halves else load(f32x8, p + 4*i)
 
+# %% ../nbs/25_cpu_ops.ipynb #a065c5ad
 def make_chunk(halves):
     @inline
     def score(q, k, d):
@@ -397,6 +406,7 @@ def make_look(halves):
     return Step("look", "now per rep d layer scale q qrow qhead y yrow parts".split(), Kernel(look, f"step_look_{'halves' if halves else 'floats'}"))
 look_floats, look_halves = make_look(False), make_look(True)
 
+# %% ../nbs/25_cpu_ops.ipynb #4b311b7e
 @step("now per d y yrow parts")
 def gather_look(i, a):
     now, per, d, y, yrow, parts = a
@@ -423,6 +433,7 @@ def softmax_row(i, a):
     total = sum32(s0, s1, s2, s3)
     for j in range(cols): q = out + i*orow + 4*j; store(q, load(types.float32, q)/total)
 
+# %% ../nbs/25_cpu_ops.ipynb #0352678c
 @step("now per cols p prow k ids")
 def choose(i, a):
     now, per, cols, p, prow, k, ids = a

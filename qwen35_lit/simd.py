@@ -11,8 +11,8 @@ __all__ = ['MODE', 'LANES', 'BITS', 'SCALAR', 'u8x4', 'u8x16', 'u8x32', 'i8x16',
            'A7', 'A9', 'A11', 'A13', 'A15', 'simd_mode', 'ir_element', 'Vec', 'VecModel', 'load', 'store', 'address',
            'spread', 'spread_load', 'cast', 'bits', 'pick', 'table', 'lookup', 'madd_u8_i8', 'madd_i16', 'dot_i16',
            'dot_u8_i8', 'negate_where', 'ones_where_equal', 'magnitude', 'fma', 'sqrt', 'where_less', 'exp', 'sigmoid',
-           'silu', 'softplus', 'sum_lanes', 'sum32', 'dot32', 'totals', 'from_half', 'to_half', 'opaque', 'gather4',
-           'pair64', 'prefetch', 'stack']
+           'silu', 'softplus', 'sum_lanes', 'lane', 'sum32', 'dot32', 'totals', 'from_half', 'to_half', 'opaque',
+           'gather4', 'pair64', 'prefetch', 'stack']
 
 # %% ../nbs/20_simd.ipynb #f414ba5b
 import operator, os
@@ -374,6 +374,11 @@ def sum_lanes(ctx, x):
         return b.extract_element(v, ir.IntType(32)(0))
     return SCALAR[x.e](x), code
 
+@intrinsic(prefer_literal=True)
+def lane(ctx, x, i):
+    "Element `i` (a literal) of a vector"
+    return SCALAR[x.e](x, i), lambda c, b, sig, args: b.extract_element(args[0], ir.IntType(32)(i.literal_value))
+
 @inline
 def sum32(a, b, c, d):
     "The 32 lanes of four f32x8, summed in the house order"
@@ -471,6 +476,7 @@ def pair64(ctx, low, high):
         return v
     return u64x2(types.uint64, types.uint64), code
 
+# %% ../nbs/20_simd.ipynb #19076ad7
 @intrinsic
 def prefetch(ctx, p):
     "Ask for the cache line at address `p`"

@@ -198,6 +198,7 @@ def serve(table, me, seen):
             atomic_store(mail + 64, 0)
             looks = 0
 
+# %% ../nbs/21_workers.ipynb #8cde1c4b
 @inline
 def begin(table, region, args, team, sync):
     "Give the order to the workers 1 … team-1; how many of them sleep"

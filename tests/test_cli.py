@@ -41,8 +41,9 @@ def run(capsys, monkeypatch):
     return f
 
 
-def test_answer():
-    code, out, err = shell("generate", "--chat", "--engine", "numpy", QUESTION)
+@pytest.mark.parametrize("engine", ["numpy", "cpu"])
+def test_answer(engine):
+    code, out, err = shell("generate", "--chat", "--engine", engine, QUESTION)
     assert (code, out) == (0, "Tom's kite is blue.\n") and "demo model" in err
 
 
@@ -95,9 +96,9 @@ def test_cut_files(run, demo, tmp_path, n, command):
 
 def test_prompts_from_elsewhere(run, tmp_path):
     (tmp_path / "p.txt").write_text(STORY)
-    by_file = run("generate", "--engine", "numpy", "-n", 12, "-f", tmp_path / "p.txt")
+    by_file = run("generate", "-n", 12, "-f", tmp_path / "p.txt")
     assert by_file[0] == 0 and by_file[1].strip()
-    assert run("generate", "--engine", "numpy", "-n", 12, stdin=STORY)[1] == run("generate", "--engine", "numpy", "-n", 12, "-", stdin=STORY)[1] == by_file[1]
+    assert run("generate", "-n", 12, stdin=STORY)[1] == run("generate", "-n", 12, "-", stdin=STORY)[1] == by_file[1]
     assert "stopped after 12 tokens" in by_file[2]
     (tmp_path / "p.txt").write_bytes(b"ab\xff")
     assert "byte 2 is not UTF-8" in refused(*run("generate", "-f", tmp_path / "p.txt")[::2])
@@ -108,27 +109,27 @@ def test_prompts_from_elsewhere(run, tmp_path):
 
 
 def test_json(run):
-    code, out, err = run("generate", "--engine", "numpy", "--chat", "--think", "--json", "--logprobs", 2, "--seed", 5, QUESTION)
+    code, out, err = run("generate", "--chat", "--think", "--json", "--logprobs", 2, "--seed", 5, QUESTION)
     d = json.loads(out)
     assert code == 0 and d["answer"] == "Tom's kite is blue." and d["stop_reason"] == "eos" and d["seed"] == 5
     assert d["thought"] and d["text"].startswith(d["thought"])
     assert len(d["logprobs"]) == len(d["tokens"]) and len(d["logprobs"][0]["top"]) == 2
-    assert run("generate", "--engine", "numpy", "--json", "-n", 5, "--n-ctx", 1000, STORY)[1] != ""
+    assert run("generate", "--json", "-n", 5, "--n-ctx", 1000, STORY)[1] != ""
 
 
 def test_stop_and_context(run):
-    assert run("generate", "--engine", "numpy", "--chat", "--stop", "e is b", QUESTION)[1] == "Tom's kit\n"
-    code, out, err = run("generate", "--engine", "numpy", "--n-ctx", 48, STORY)
+    assert run("generate", "--chat", "--stop", "e is b", QUESTION)[1] == "Tom's kit\n"
+    code, out, err = run("generate", "--n-ctx", 48, STORY)
     assert code == 0 and "the context of 48 tokens is full" in err
 
 
 def test_the_same_seed(run):
-    texts = [run("generate", "--engine", "numpy", "--temperature", 1, "--seed", s, "-n", 20, STORY)[1] for s in (1, 1, 2)]
+    texts = [run("generate", "--temperature", 1, "--seed", s, "-n", 20, STORY)[1] for s in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_closed_pipe():
-    p = subprocess.Popen([*COMMAND, "generate", "--engine", "numpy", "-n", "300", "--temperature", "1", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p = subprocess.Popen([*COMMAND, "generate", "-n", "300", "--temperature", "1", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert p.stdout.read(3)
     p.stdout.close()
     err = p.stderr.read().decode()
@@ -136,7 +137,7 @@ def test_closed_pipe():
 
 
 def test_ctrl_c_keeps_the_text():
-    p = subprocess.Popen([*COMMAND, "generate", "--engine", "numpy", "-n", "3000", "--n-ctx", "4000", "--temperature", "3", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p = subprocess.Popen([*COMMAND, "generate", "-n", "3000", "--n-ctx", "4000", "--temperature", "3", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first = os.read(p.stdout.fileno(), 100)
     p.send_signal(signal.SIGINT)
     out, err = p.communicate(timeout=60)
@@ -175,27 +176,27 @@ def test_check_finds_nan(run, data, tmp_path):
 
 def test_chat_script(run):
     lines = "\nMia has a red ball.\n/think off\nNow Mia's ball is green.\nWhat colour is Mia's ball?\n/help\n/reset\nWhat colour is Mia's ball?\n"
-    code, out, err = run("chat", "--engine", "numpy", "--no-think", stdin=lines)
+    code, out, err = run("chat", "--no-think", stdin=lines)
     assert (code, out) == (0, "I will remember that.\nI will remember that.\nMia's ball is green.\nI do not know.\n")
     assert "Thinking is off." in err and "/save" in err and "A new conversation." in err
-    code, out, err = run("chat", "--engine", "numpy", "--no-think", stdin="/fly\nWho are you?\n")
+    code, out, err = run("chat", "--no-think", stdin="/fly\nWho are you?\n")
     assert "/fly: no such command" in refused(code, err) and not out
 
 
 def test_chat_thinks(run):
-    code, out, err = run("chat", "--engine", "numpy", stdin=QUESTION + "\n")
+    code, out, err = run("chat", stdin=QUESTION + "\n")
     thought, answer = out.split("</think>\n\n")
     assert thought.strip() and answer == "Tom's kite is blue.\n" and "\x1b" not in out
 
 
 def test_chat_is_put_aside_and_taken_up(run, tmp_path):
     file = tmp_path / "talk.json"
-    assert run("chat", "--engine", "numpy", "--no-think", stdin=f"{QUESTION}\n/save {file}\n")[0] == 0
+    assert run("chat", "--no-think", stdin=f"{QUESTION}\n/save {file}\n")[0] == 0
     assert json.loads(file.read_text()) == [dict(role="user", content=QUESTION), dict(role="assistant", content="Tom's kite is blue.")]
-    assert run("chat", "--engine", "numpy", "--no-think", "--load", file, stdin="What colour is Mia's ball?\n")[1] == "Mia's ball is red.\n"
+    assert run("chat", "--no-think", "--load", file, stdin="What colour is Mia's ball?\n")[1] == "Mia's ball is red.\n"
     for bad in ("{", '"hi"', '[{"role": "king", "content": "x"}]', "[1]"):
         file.write_text(bad)
-        code, out, err = run("chat", "--engine", "numpy", "--load", file, stdin="hi\n")
+        code, out, err = run("chat", "--load", file, stdin="hi\n")
         refused(code, err)
 
 
@@ -203,7 +204,7 @@ def test_chat_is_put_aside_and_taken_up(run, tmp_path):
 def test_chat_at_a_terminal():
     "Ctrl-C stops an answer and not the program, mistakes are told and not fatal, Ctrl-D leaves"
     ours, theirs = os.openpty()
-    p = subprocess.Popen([*COMMAND, "chat", "--engine", "numpy", "--no-think", "--n-ctx", "2000"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+    p = subprocess.Popen([*COMMAND, "chat", "--no-think", "--n-ctx", "2000"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
     os.close(theirs)
     seen = ""
     def wait(text, start):

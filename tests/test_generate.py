@@ -204,7 +204,7 @@ def test_context_is_checked_before_anything_runs():
 # From here on the demo model.
 
 @pytest.fixture(scope="module")
-def m(demo): return load(demo, engine="numpy")
+def m(demo): return load(demo)
 
 
 def prompt(text): return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -215,9 +215,9 @@ FACT = prompt("Mia has a red ball. Tom has a blue kite. What colour is Tom's kit
 
 
 def test_seeds(m):
-    kw = dict(temperature=1.2, top_p=.95, max_tokens=30)
-    texts = [m.generate(STORY, seed=s, **kw).run().text for s in range(4)]
-    assert len(set(texts)) == 4
+    kw = dict(temperature=1.2, top_p=.95, max_tokens=20)
+    texts = [m.generate(STORY, seed=s, **kw).run().text for s in range(3)]
+    assert len(set(texts)) == 3
     free = m.generate(STORY, **kw).run()
     assert m.generate(STORY, seed=free.sampler.seed, **kw).run().text == free.text
 
@@ -231,6 +231,12 @@ def test_threads_do_not_matter(m):
     for t in threads: t.start()
     for t in threads: t.join()
     assert together == alone
+
+
+def test_thread_count_does_not_matter(demo):
+    kw = dict(temperature=1.2, top_p=.95, seed=8, max_tokens=24)
+    texts = {load(demo, engine="cpu", n_threads=n).generate(STORY, **kw).run().text for n in (1, 3)}
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 19])
@@ -254,7 +260,7 @@ def test_pause_in_another_process(m, demo, tmp_path):
     a.state.save(tmp_path / "state")
     code = f"""from qwen35_lit.hybrid import load
 import qwen35_lit.generate
-m = load({str(demo)!r}, engine="numpy")
+m = load({str(demo)!r})
 print(m.generate({a.pending}, state=m.load_state({str(tmp_path / "state")!r}), max_tokens=10, temperature=1., seed=3).run().tokens)"""
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert a.tokens + eval(out) == whole.tokens
@@ -282,15 +288,15 @@ def test_regenerating_from_a_snapshot(m):
 
 
 def test_state_of_another_model(m, data):
-    other = load(data / "moe-r3.gguf", engine="numpy")
+    other = load(data / "moe-r3.gguf")
     with pytest.raises(InputError, match="belongs to model"): m.generate("Mia", state=other.new_state(64))
     with pytest.raises(InputError, match="expected a State"): m.generate("Mia", state="x")
 
 
 def test_padding_rows_are_never_drawn(m):
     pads = set(map(int, m.tokenizer.unsampled))
-    g = m.generate(STORY, temperature=100., seed=0, max_tokens=200, n_ctx=512, ignore_eos=True, logit_bias={min(pads): 50.}).run()
-    assert pads and not pads & set(g.tokens) and len(set(g.tokens)) > 100
+    g = m.generate(STORY, temperature=100., seed=0, max_tokens=120, n_ctx=512, ignore_eos=True, logit_bias={min(pads): 50.}).run()
+    assert pads and not pads & set(g.tokens) and len(set(g.tokens)) > 60
 
 
 def test_logprobs(m):
