@@ -82,7 +82,7 @@ def aligned(shape, dtype):
     raw = np.empty(n + 64, np.uint8)
     return raw[-raw.ctypes.data % 64:][:n].view(dtype).reshape(shape)
 
-# %% ../nbs/27_cpu.ipynb #9de12179
+# %% ../nbs/27_cpu.ipynb #638edb8b
 @patch
 def vector(self:CpuEngine, name)->np.ndarray: # float32
     "A small tensor as floats, kept"
@@ -99,7 +99,7 @@ def matrix(self:CpuEngine, name)->Matrix:
         self.notes.append(f"{name} is {t.type.name}, for which there is no kernel; it was turned into floats")
     return Matrix(self.kept[name], QType.F32, t.shape[-1], self.rounded)
 
-# %% ../nbs/27_cpu.ipynb #d8574355
+# %% ../nbs/27_cpu.ipynb #595308bc
 @patch
 def rounded_input(self:CpuEngine,
     x:np.ndarray, # the buffer, [rows*per, cols] f32
@@ -125,7 +125,7 @@ def kept_buffer(self:CpuEngine, name, nbytes):
     if name not in self.buffers: self.buffers[name] = aligned((nbytes,), np.uint8)
     return self.buffers[name]
 
-# %% ../nbs/27_cpu.ipynb #ab05cd70
+# %% ../nbs/27_cpu.ipynb #9a312be5
 @patch
 def products(self:CpuEngine,
     x:np.ndarray,  # input buffer, [rows*per, cols]
@@ -150,7 +150,7 @@ def products(self:CpuEngine,
                                      **common, **{k: lists[k].ctypes.data for k in ("active", "starts", "entries", "groups")}), {}, records))
     return steps[:-1] + [(*steps[-1][:2], taps, *steps[-1][3:])]
 
-# %% ../nbs/27_cpu.ipynb #78d05339
+# %% ../nbs/27_cpu.ipynb #ec3606db
 @patch
 def program(self:CpuEngine,
     key,      # (function name, layer, watched)
@@ -168,7 +168,7 @@ def program(self:CpuEngine,
         self.ready.add((key, w)); progress_done()
     return p
 
-# %% ../nbs/27_cpu.ipynb #16278bc7
+# %% ../nbs/27_cpu.ipynb #cf49ca0e
 @patch
 def slabs(self:CpuEngine, call:Call)->list: # of (first row, end row, now, arrays to keep alive)
     "Cut a call into slabs and describe each"
@@ -201,7 +201,7 @@ def slabs(self:CpuEngine, call:Call)->list: # of (first row, end row, now, array
 
 PARTS = 4096          # results of chunks that may wait to be merged, rows times chunks
 
-# %% ../nbs/27_cpu.ipynb #8ed7363a
+# %% ../nbs/27_cpu.ipynb #997d6424
 @patch
 def through(self:CpuEngine,
     kind:str,     # "delta", "attention" or "ffn"
@@ -236,7 +236,7 @@ def ffn(self:CpuEngine, i:int, x:np.ndarray, call:Call)->np.ndarray:
     "x + ffn(norm(x))"
     return self.through("ffn", i, x, call)
 
-# %% ../nbs/27_cpu.ipynb #0380c449
+# %% ../nbs/27_cpu.ipynb #c349e458
 @patch
 def view(self:CpuEngine,
     a:np.ndarray, # a buffer, [rows*per, …]
@@ -270,7 +270,7 @@ def each(self:CpuEngine, op, x, y, out, taps=None, per=1):
     return (*op(now=self.now.ctypes.data, per=per, cols=cols, x=at(x), xrow=row(x)*per, xhead=row(x), y=at(y) if y is not None else 0, yrow=row(y)*per if y is not None else 0, yhead=row(y) if y is not None else 0,
                 out=at(out), orow=row(out)*per, ohead=row(out)), taps or {}, y)
 
-# %% ../nbs/27_cpu.ipynb #f0e362ae
+# %% ../nbs/27_cpu.ipynb #c1d9ebec
 @patch
 def attention_steps(self:CpuEngine, i:int, watched:bool)->list:
     "norm, project, norm and turn heads, keep, look back, gate, project, add"
@@ -294,7 +294,7 @@ def attention_steps(self:CpuEngine, i:int, watched:bool)->list:
         *self.products(gated, [(self.matrix(name("attn_output")), out, {"attn_output": self.view(out)})]),
         self.each(add_rows, None, out, None, {"attn_residual": lambda n: self.current[0][:n]})]
 
-# %% ../nbs/27_cpu.ipynb #41085340
+# %% ../nbs/27_cpu.ipynb #c203a508
 @patch
 def delta_steps(self:CpuEngine, i:int, watched:bool)->list:
     "norm, project, gates, convolution, unit keys and queries, memory, gated norm, project, add"
@@ -323,7 +323,7 @@ def delta_steps(self:CpuEngine, i:int, watched:bool)->list:
         *self.products(final, [(self.matrix(name("ssm_out")), out, {"linear_attn_out": self.view(out)})]),
         self.each(add_rows, None, out, None, {"attn_residual": lambda n: self.current[0][:n]})]
 
-# %% ../nbs/27_cpu.ipynb #9f51413a
+# %% ../nbs/27_cpu.ipynb #4f9334db
 @patch
 def watch_conv(self:CpuEngine, run, tap, mixed, raw, j):
     "conv_input and conv_output_raw"
@@ -342,7 +342,7 @@ def watch_conv(self:CpuEngine, run, tap, mixed, raw, j):
     table[:, 4] = kept
     show("conv_output_raw", raw[:n], tap)
 
-# %% ../nbs/27_cpu.ipynb #d63ea394
+# %% ../nbs/27_cpu.ipynb #f27dc415
 @patch
 def watch_memory(self:CpuEngine, run, tap, y, j):
     "state_predelta and new_state of each sequence, then attn_output"
@@ -361,7 +361,7 @@ def watch_memory(self:CpuEngine, run, tap, y, j):
     self.now[1:3] = len(table), table.ctypes.data
     show("attn_output", y[:n].reshape(n, c.n_v_heads, c.ssm_state), tap)
 
-# %% ../nbs/27_cpu.ipynb #f4154f25
+# %% ../nbs/27_cpu.ipynb #7e2b4814
 def array_at(address, shape):
     "Floats at an address as an array"
     import ctypes
@@ -370,7 +370,7 @@ def array_at(address, shape):
 def window_at(address, c, j): return array_at(address + 4*(c.conv_kernel - 1)*c.conv_dim*j, (c.conv_kernel - 1, c.conv_dim))
 def memory_at(address, c, j): return array_at(address + 4*j*c.n_v_heads*c.ssm_state**2, (c.n_v_heads, c.ssm_state, c.ssm_state))
 
-# %% ../nbs/27_cpu.ipynb #26931ebc
+# %% ../nbs/27_cpu.ipynb #e2b791da
 @patch
 def ffn_steps(self:CpuEngine, i:int, watched:bool)->list:
     "Experts or dense"
@@ -387,7 +387,7 @@ def dense_steps(self:CpuEngine, i:int, watched:bool)->list:
         *self.products(inner, [(self.matrix(name("ffn_down")), out, {"ffn_out": self.view(out)})]),
         self.each(add_rows, None, out, None, {"l_out": lambda n: self.current[0][:n]})]
 
-# %% ../nbs/27_cpu.ipynb #515f85b3
+# %% ../nbs/27_cpu.ipynb #fd8686e1
 @patch
 def moe_steps(self:CpuEngine, i:int, watched:bool)->list:
     "norm; router and shared expert; choose; the chosen experts; add all up"
@@ -421,7 +421,7 @@ def moe_steps(self:CpuEngine, i:int, watched:bool)->list:
         (*sum_choices(now=N, per=1, cols=c.n_embd, k=k, x=weighted.ctypes.data, out=routed.ctypes.data), {"ffn_moe_out": v(routed)}), *shared,
         (*scaled(1, so, sigm, voice), {"ffn_shexp_gated": v(voice)}), self.each(add_rows, routed, voice, out, {"ffn_out": v(out)}), self.each(add_rows, None, out, None, {"l_out": lambda n: self.current[0][:n]})]
 
-# %% ../nbs/27_cpu.ipynb #89178b94
+# %% ../nbs/27_cpu.ipynb #f1e2f62f
 @patch
 def watch_choice(self:CpuEngine, run, tap, ids):
     "ffn_moe_topk, and what a watcher makes of it"
@@ -430,7 +430,7 @@ def watch_choice(self:CpuEngine, run, tap, ids):
     show("ffn_moe_topk", view, tap)
     if view.size and not (0 <= view.min() and view.max() < self.config.n_expert): raise InputError(f"ffn_moe_topk was replaced by expert {view.min() if view.min() < 0 else view.max()}; expected 0 to {self.config.n_expert - 1}")
 
-# %% ../nbs/27_cpu.ipynb #f8eb291c
+# %% ../nbs/27_cpu.ipynb #25d6bdc6
 @patch
 def embed(self:CpuEngine, call:Call)->np.ndarray: # [n, n_embd] float32
     "The rows of the embedding table, or the embeddings that came in their place"

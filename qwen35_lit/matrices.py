@@ -97,7 +97,7 @@ def _pack_lists(args, tid, team, sync, k):
         i = take(sync, k)
 pack_lists = Step("pack_lists", "now per x xrow cols form gsize out active starts ids groups".split(), Kernel(_pack_lists, "step_pack_lists"))
 
-# %% ../nbs/26_matrices.ipynb #8ba5e505
+# %% ../nbs/26_matrices.ipynb #36562c3f
 def _experts(args, tid, team, sync, k):
     now, per, count, records, gsize, active, starts, ids, entries, groups = numbers(args, 10)
     found, all_, i = load(types.intp, active), 0, take(sync, k)
@@ -110,7 +110,7 @@ def _experts(args, tid, team, sync, k):
         i = take(sync, k)
 experts = Step("experts", "now per count records gsize active starts ids entries groups".split(), Kernel(_experts, "step_experts"))
 
-# %% ../nbs/26_matrices.ipynb #ffb75050
+# %% ../nbs/26_matrices.ipynb #f56f354b
 def embed_kernel(qtype:QType):
     "Decode chosen rows of a table"
     (decode, per, size), direct = DECODERS[qtype], qtype == QType.F32

@@ -305,7 +305,7 @@ def make_tile32(f:Format):
 # %% ../nbs/23_tiles.ipynb #86e97e9b
 def multiply_kernels(
     f:Format,
-)->tuple: # of kernels for one, two to four, and many tokens
+)->tuple: # of kernels for one, a few, and many tokens
     "The three ways of one format"
     k = f.form == BY_256
     name, matvec, quad, tile, gsize = f.qtype.name, (make_matvec if k else make_matvec32)(f), (make_quad if k else make_quad32)(f), (make_tile if k else make_tile32)(f), packed_nbytes(f.form, f.form)
@@ -313,11 +313,12 @@ def multiply_kernels(
     def one(w, stride, r0, r1, cols, x, xstride, ids, n, y, ystride, outs, packed):
         matvec(w, stride, r0, r1, cols, x + at(ids, 0)*xstride, y + at(outs, 0)*ystride)
     def few(w, stride, r0, r1, cols, x, xstride, ids, n, y, ystride, outs, packed):
-        q0, q1, q2, q3 = x + at(ids, 0)*xstride, x + at(ids, min(1, n - 1))*xstride, x + at(ids, min(2, n - 1))*xstride, x + at(ids, min(3, n - 1))*xstride
-        t = stack(16)
-        for r in range(r0, r1):
-            store(t, quad(w + r*stride, cols, q0, q1, q2, q3))
-            for i in range(n): store(y + at(outs, i)*ystride + 4*r, load(types.float32, t + 4*i))
+        out = stack(16)
+        for t in range(0, n, 4):
+            q0, q1, q2, q3 = x + at(ids, t)*xstride, x + at(ids, min(t + 1, n - 1))*xstride, x + at(ids, min(t + 2, n - 1))*xstride, x + at(ids, min(t + 3, n - 1))*xstride
+            for r in range(r0, r1):
+                store(out, quad(w + r*stride, cols, q0, q1, q2, q3))
+                for i in range(min(4, n - t)): store(y + at(outs, t + i)*ystride + 4*r, load(types.float32, out + 4*i))
     def many(w, stride, r0, r1, cols, x, xstride, ids, n, y, ystride, outs, packed):
         sums = stack(16*128*4)
         for t in range(0, n, 128):
@@ -331,4 +332,4 @@ def multiply_kernels(
     return Kernel(one, f"one_{name}"), Kernel(few, f"few_{name}"), Kernel(many, f"many_{name}")
 
 MULTIPLY = {t: multiply_kernels(f) for t, f in FORMATS.items()}
-FEW = 4                       # up to here `few`, from here on `many`
+FEW = 8                       # up to here `few`, from here on `many`
