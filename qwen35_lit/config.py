@@ -35,6 +35,7 @@ def short(
     most:int=60, # characters
 )->str:
     "`value` as an error message may show it: on one line and not too long"
+    if isinstance(value, np.ndarray): value = value.ravel()[:most].tolist()
     text = repr(value[:most] if isinstance(value, (str, bytes)) else value)
     text = " ".join(text.split())
     return text if len(text) <= most else text[:most] + "…"
