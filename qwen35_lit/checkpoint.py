@@ -85,18 +85,13 @@ class Strings(Sequence):
     def __getitem__(self, i):
         if isinstance(i, slice): return [self[j] for j in range(len(self))[i]]
         return self.bytes(i).decode("utf-8", "surrogateescape")
+    def bytes(self, i:int):
+        "String `i` as it is in the file; raises `FileFormatError` if the file was cut"
+        check_size(self.data, len(self.data), self.name)
+        return self._bytes(self.starts[i])
     def _bytes(self, at): return self.data[at + 8:at + 8 + struct.unpack_from("<Q", self.data, at)[0]]
 
-# %% ../nbs/01_checkpoint.ipynb #82dd3f8b
-@patch
-def bytes(
-    self:Strings,
-    i:int, # which
-)->bytes:  # raises `FileFormatError` if the file was cut
-    "String `i` as it is in the file"
-    check_size(self.data, len(self.data), self.name)
-    return self._bytes(self.starts[i])
-
+# %% ../nbs/01_checkpoint.ipynb #f4275d4a
 @patch
 def __iter__(self:Strings):
     check_size(self.data, len(self.data), self.name)
