@@ -65,7 +65,7 @@ class State:
         if not isinstance(n_ctx, (int, np.integer)) or n_ctx < 1: raise InputError(f"n_ctx is {n_ctx!r}; expected a whole number from 1")
         self.config, self.n_ctx, self.identity, self.xp = config, int(n_ctx), identity, xp
         self.dtype, self.kv_dtype = np.dtype(dtype), np.dtype(kv_dtype or dtype)
-        if xp is np: check_fits(state_nbytes(config, self.n_ctx, dtype, kv_dtype), f"a state of n_ctx {n_ctx}")
+        if xp is np: check_fits(state_nbytes(config, self.n_ctx, dtype, kv_dtype) + state_nbytes(config, 0, dtype), f"a state of n_ctx {n_ctx}")   # with the twin
         for name, shape in state_arrays(config, self.n_ctx).items():
             setattr(self, name, xp.zeros(shape, self.kv_dtype if name in "kv" else self.dtype))
         self.next_conv = self.next_S = None

@@ -31,8 +31,8 @@ def test_states_to_the_byte(engine, n_ctx, n_seqs, name, data):
 
 def test_numpy_weights_and_calls(data):
     "Kept weights never exceed the plan, and the peak of a call stays below it, also where no weight is kept"
-    for name in FILES:
-        for free in (2**40, 4 * 10**6, 0):
+    for name in ("moe-r3", "moe-k-Q4_K_M"):
+        for free in (2**40, 0):
             ck = open_checkpoint(data / f"{name}.gguf")
             p, m = plan(ck, 300, 1, "numpy", rows=40, free=free), Model(ck, NumpyEngine(ck, budget=free // 4))
             s = m.new_state(300)
