@@ -675,6 +675,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'qwen35_lit.tiles.at': ('tiles.html#at', 'qwen35_lit/tiles.py'),
                                   'qwen35_lit.tiles.large_step': ('tiles.html#large_step', 'qwen35_lit/tiles.py'),
                                   'qwen35_lit.tiles.make_finish': ('tiles.html#make_finish', 'qwen35_lit/tiles.py'),
+                                  'qwen35_lit.tiles.make_four': ('tiles.html#make_four', 'qwen35_lit/tiles.py'),
+                                  'qwen35_lit.tiles.make_four_blocks': ('tiles.html#make_four_blocks', 'qwen35_lit/tiles.py'),
                                   'qwen35_lit.tiles.make_group': ('tiles.html#make_group', 'qwen35_lit/tiles.py'),
                                   'qwen35_lit.tiles.make_micro': ('tiles.html#make_micro', 'qwen35_lit/tiles.py'),
                                   'qwen35_lit.tiles.make_micro32': ('tiles.html#make_micro32', 'qwen35_lit/tiles.py'),

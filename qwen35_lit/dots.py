@@ -6,13 +6,13 @@
 __all__ = ['FLOATS', 'BY_256', 'BY_32', 'TINY', 'C127', 'FORMATS', 'even4', 'odd4', 'low_words', 'top_words', 'low_shift',
            'low_mask', 'top_mask', 'twice_low', 'twice_high', 'low_nibbles', 'high_pairs', 'by_four', 'by_twos',
            'even_bits', 'odd_bits', 'iq4_table', 'side_by_side', 'spread8', 'low_high', 'first_eight', 'twice8',
-           'halves_low', 'halves_high', 'spread0', 'spread1', 'spread2', 'spread3', 'AHEAD', 'one_in_eight',
-           'each_byte', 'fp4_table', 'zero_u32x4', 'ones16', 'input_nbytes', 'round_to_bytes', 'quantise_row',
-           'quantise', 'Format', 'halves_at', 'two_halves_at', 'six_bits', 'q4k_scales', 'q4k_minima', 'q4k_codes',
-           'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q3k_scales', 'q3k_half', 'q3k_codes', 'q2k_scales',
-           'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes', 'make_block', 'totals_at', 'chain',
-           'chain2', 'make_matvec', 'q80_codes', 'q40_codes', 'q41_codes', 'iq4nl_codes', 'fifth_bits', 'q50_codes',
-           'q51_codes', 'mxfp4_codes', 'mxfp4_factors', 'positive_second', 'signed_dot', 'make_matvec32']
+           'first_second', 'AHEAD', 'one_in_eight', 'each_byte', 'fp4_table', 'zero_u32x4', 'ones16', 'input_nbytes',
+           'round_to_bytes', 'quantise_row', 'quantise', 'Format', 'halves_at', 'two_halves_at', 'six_bits',
+           'q4k_scales', 'q4k_minima', 'q4k_codes', 'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q3k_scales',
+           'q3k_half', 'q3k_codes', 'q2k_scales', 'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes',
+           'make_block', 'totals_at', 'chain', 'chain2', 'make_matvec', 'q80_codes', 'q40_codes', 'q41_codes',
+           'iq4nl_codes', 'fifth_bits', 'q50_codes', 'q51_codes', 'mxfp4_codes', 'mxfp4_factors', 'positive_second',
+           'signed_dot', 'make_matvec32']
 
 # %% ../nbs/22_dots.ipynb #6fb7c455
 import numpy as np
@@ -236,48 +236,32 @@ low_high, first_eight, twice8 = pick(0, 16, 1, 17, 2, 18, 3, 19, 0, 16, 1, 17, 2
 
 FORMATS[QType.IQ4_XS] = Format(QType.IQ4_XS, BY_256, iq4xs_codes, halves_at(0), iq4xs_scales, signed=True, pairs=True)
 
-# %% ../nbs/22_dots.ipynb #8ba029b6
-halves_low, halves_high = pick(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), pick(8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
-spread0, spread1, spread2, spread3 = (pick(*[2*j]*8, *[2*j + 9]*8) for j in range(4))
+# %% ../nbs/22_dots.ipynb #d519164b
+first_second = pick(*[0]*8, *[9]*8)
 
-# %% ../nbs/22_dots.ipynb #51c10341
 def make_block(
     f:Format, # one with groups of 16
-):            # p, q, sums -> i32x8 of the two integer sums
+):            # p, q, sums -> i32x8 of each of the two integer sums
     "The integers of one block times 256 prepared inputs, still in eight lanes"
     codes, scales, offsets, signed, pairs = f.codes, f.scales, f.offsets, f.signed, f.pairs
     @inline
-    def times(acc, u, q, s):
+    def times(acc, u, q, t):
+        s = spread_load(i16x16, t) if pairs else first_second(spread_load(i16x16, t), spread_load(i16x16, t))
         if signed: return dot_i16(acc, madd_u8_i8(magnitude(u), negate_where(load(i8x32, q), u)), s)
         return dot_i16(acc, madd_u8_i8(u, load(i8x32, q)), s)
     @inline
     def block(p, q, sums):
         u0, u1, u2, u3, u4, u5, u6, u7 = codes(p)
-        s = opaque(scales(p))
-        second = madd_i16(offsets(p, s), load(i16x16, sums))
-        if pairs:
-            t = stack(32)
-            store(t, s)
-            acc = times(zero_i32x8(), u0, q, spread_load(i16x16, t))
-            acc = times(acc, u1, q + 32, spread_load(i16x16, t + 4))
-            acc = times(acc, u2, q + 64, spread_load(i16x16, t + 8))
-            acc = times(acc, u3, q + 96, spread_load(i16x16, t + 12))
-            acc = times(acc, u4, q + 128, spread_load(i16x16, t + 16))
-            acc = times(acc, u5, q + 160, spread_load(i16x16, t + 20))
-            acc = times(acc, u6, q + 192, spread_load(i16x16, t + 24))
-            return times(acc, u7, q + 224, spread_load(i16x16, t + 28)), second
-        a, b = halves_low(s, s), halves_high(s, s)
-        acc = times(zero_i32x8(), u0, q, spread0(a, a))
-        acc = times(acc, u1, q + 32, spread1(a, a))
-        acc = times(acc, u2, q + 64, spread2(a, a))
-        acc = times(acc, u3, q + 96, spread3(a, a))
-        acc = times(acc, u4, q + 128, spread0(b, b))
-        acc = times(acc, u5, q + 160, spread1(b, b))
-        acc = times(acc, u6, q + 192, spread2(b, b))
-        return times(acc, u7, q + 224, spread3(b, b)), second
+        s, t = scales(p), stack(32)
+        store(t, opaque(s))
+        a = times(times(zero_i32x8(), u0, q, t), u1, q + 32, t + 4)
+        a = times(times(a, u2, q + 64, t + 8), u3, q + 96, t + 12)
+        a = times(times(a, u4, q + 128, t + 16), u5, q + 160, t + 20)
+        a = times(times(a, u6, q + 192, t + 24), u7, q + 224, t + 28)
+        return a, madd_i16(offsets(p, s), load(i16x16, sums))
     return block
 
-# %% ../nbs/22_dots.ipynb #fe25d596
+# %% ../nbs/22_dots.ipynb #1eb483fd
 AHEAD = 4096            # how far ahead of its use a weight is asked for, in bytes
 
 @inline
@@ -299,7 +283,7 @@ def chain2(acc, totals, factors, totals2, factors2):
     acc = fma(lane(u, 2), lane(factors2, 2), fma(lane(t, 2), lane(factors, 2), acc))
     return fma(lane(u, 3), lane(factors2, 3), fma(lane(t, 3), lane(factors, 3), acc))
 
-# %% ../nbs/22_dots.ipynb #af223c62
+# %% ../nbs/22_dots.ipynb #a739aa6c
 def make_matvec(
     f:Format, # one with groups of 16
 ):            # an inline function
@@ -334,7 +318,7 @@ def make_matvec(
             store(y + 4*r, acc)
     return matvec
 
-# %% ../nbs/22_dots.ipynb #d7d63ad7
+# %% ../nbs/22_dots.ipynb #822004ac
 @inline
 def q80_codes(p): return load(i8x32, p + 2)
 @inline
@@ -344,7 +328,7 @@ def q41_codes(p): return bits(i8x32, nibbles32(p + 4))
 @inline
 def iq4nl_codes(p): return lookup(iq4_table(), nibbles32(p + 2))
 
-# %% ../nbs/22_dots.ipynb #e7f88eb7
+# %% ../nbs/22_dots.ipynb #bb9de5d3
 one_in_eight, each_byte = table(u8x32, *[1 << i for i in range(8)]*4), table(i8x32, *[i//8 for i in range(32)])
 
 @inline
@@ -359,7 +343,7 @@ def q50_codes(p): return (bits(i8x32, nibbles32(p + 6)) | fifth_bits(p + 2)) - 1
 @inline
 def q51_codes(p): return bits(i8x32, nibbles32(p + 8)) | fifth_bits(p + 4)
 
-# %% ../nbs/22_dots.ipynb #452a1ec2
+# %% ../nbs/22_dots.ipynb #a41de9e5
 _fp4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 fp4_table = table(i8x32, *_fp4, *_fp4)
 
@@ -373,7 +357,7 @@ def mxfp4_factors(p0, p1, p2, p3):
     return d, d
 zero_u32x4 = table(u32x4, 0)
 
-# %% ../nbs/22_dots.ipynb #e909d342
+# %% ../nbs/22_dots.ipynb #9878057a
 @inline
 def positive_second(p0, p1, p2, p3):
     h = from_half(bits(u16x8, gather4(u32x4, p0, p1, p2, p3)))
@@ -383,13 +367,13 @@ for name, codes, factors, apart, largest in (("Q8_0", q80_codes, halves_at(0), F
         ("MXFP4", mxfp4_codes, mxfp4_factors, False, 12), ("Q4_1", q41_codes, positive_second, True, 15), ("Q5_1", q51_codes, positive_second, True, 31)):
     FORMATS[QType[name]] = Format(QType[name], BY_32, codes, factors, signed=True, apart=apart, largest=largest)
 
-# %% ../nbs/22_dots.ipynb #80b55c77
+# %% ../nbs/22_dots.ipynb #e8893cb2
 ones16 = table(i16x16, 1)
 
 @inline
 def signed_dot(u, q): return dot_i16(zero_i32x8(), madd_u8_i8(magnitude(u), negate_where(q, u)), ones16())
 
-# %% ../nbs/22_dots.ipynb #b771acd0
+# %% ../nbs/22_dots.ipynb #a4db880b
 def make_matvec32(
     f:Format, # one with blocks of 32
 ):            # an inline function

@@ -6,9 +6,9 @@
 __all__ = ['L', 'CODES', 'INPUTS', 'TOTALS', 'REALS', 'HALVES', 'zero_totals', 'zero_reals', 'ones_halves', 'WIDE', 'SUMS16',
            'SUMS32', 'SCALE', 'PACKED', 'SUM', 'PACKED32', 'UNFOLDED', 'SCALES_AT', 'MINIMA_AT', 'FACTOR_AT',
            'START_AT', 'SECOND_AT', 'every_second', 'ones_u8', 'TILE_ROWS', 'TILE_TOKENS', 'MULTIPLY', 'FEW',
-           'make_quad', 'make_quad32', 'two_steps', 'scaled', 'large_step', 'packed_nbytes', 'at', 'pack_group', 'pack',
-           'make_unfold', 'make_group', 'make_finish', 'make_micro', 'make_tile', 'make_micro32', 'make_tile32',
-           'multiply_kernels']
+           'make_four', 'make_four_blocks', 'make_quad', 'make_quad32', 'two_steps', 'scaled', 'large_step',
+           'packed_nbytes', 'at', 'pack_group', 'pack', 'make_unfold', 'make_group', 'make_finish', 'make_micro',
+           'make_tile', 'make_micro32', 'make_tile32', 'multiply_kernels']
 
 # %% ../nbs/23_tiles.ipynb #1e634e35
 import numpy as np
@@ -18,52 +18,70 @@ from .simd import MODE
 from .dots import *
 from .workers import Kernel, kernel
 
-# %% ../nbs/23_tiles.ipynb #17cf4620
+# %% ../nbs/23_tiles.ipynb #9db212d2
+def make_four(
+    f:Format, # one with groups of 16
+):            # an inline function
+    "32 codes times four inputs, added to four sums"
+    signed, pairs = f.signed, f.pairs
+    @inline
+    def four(a, b, c, d, u, t, q0, q1, q2, q3):
+        s = spread_load(i16x16, t) if pairs else first_second(spread_load(i16x16, t), spread_load(i16x16, t))
+        w, x, y, z = load(i8x32, q0), load(i8x32, q1), load(i8x32, q2), load(i8x32, q3)
+        if signed:
+            m = magnitude(u)
+            w, x, y, z = madd_u8_i8(m, negate_where(w, u)), madd_u8_i8(m, negate_where(x, u)), madd_u8_i8(m, negate_where(y, u)), madd_u8_i8(m, negate_where(z, u))
+            return dot_i16(a, w, s), dot_i16(b, x, s), dot_i16(c, y, s), dot_i16(d, z, s)
+        return dot_i16(a, madd_u8_i8(u, w), s), dot_i16(b, madd_u8_i8(u, x), s), dot_i16(c, madd_u8_i8(u, y), s), dot_i16(d, madd_u8_i8(u, z), s)
+    return four
+
+# %% ../nbs/23_tiles.ipynb #5f22d032
+def make_four_blocks(
+    f:Format, # one with groups of 16
+):            # an inline function
+    "One block times four inputs: the two integer sums of each, as i32x4"
+    codes, scales, offsets, four = f.codes, f.scales, f.offsets, make_four(f)
+    @inline
+    def blocks(w, q0, q1, q2, q3, sums):
+        u0, u1, u2, u3, u4, u5, u6, u7 = codes(w)
+        s, t = scales(w), stack(32)
+        store(t, opaque(s))
+        o = offsets(w, s)
+        second = totals(madd_i16(o, load(i16x16, q0 + sums)), madd_i16(o, load(i16x16, q1 + sums)), madd_i16(o, load(i16x16, q2 + sums)), madd_i16(o, load(i16x16, q3 + sums)))
+        a = b = c = d = zero_i32x8()
+        a, b, c, d = four(a, b, c, d, u0, t, q0, q1, q2, q3)
+        a, b, c, d = four(a, b, c, d, u1, t + 4, q0 + 32, q1 + 32, q2 + 32, q3 + 32)
+        a, b, c, d = four(a, b, c, d, u2, t + 8, q0 + 64, q1 + 64, q2 + 64, q3 + 64)
+        a, b, c, d = four(a, b, c, d, u3, t + 12, q0 + 96, q1 + 96, q2 + 96, q3 + 96)
+        a, b, c, d = four(a, b, c, d, u4, t + 16, q0 + 128, q1 + 128, q2 + 128, q3 + 128)
+        a, b, c, d = four(a, b, c, d, u5, t + 20, q0 + 160, q1 + 160, q2 + 160, q3 + 160)
+        a, b, c, d = four(a, b, c, d, u6, t + 24, q0 + 192, q1 + 192, q2 + 192, q3 + 192)
+        a, b, c, d = four(a, b, c, d, u7, t + 28, q0 + 224, q1 + 224, q2 + 224, q3 + 224)
+        return totals(a, b, c, d), second
+    return blocks
+
+# %% ../nbs/23_tiles.ipynb #8264e50b
 def make_quad(
     f:Format, # one with groups of 16
 ):            # an inline function
-    "One row at a time times up to four inputs"
-    codes, scales, offsets, factors, nbytes, signed, apart = f.codes, f.scales, f.offsets, f.factors, f.nbytes, f.signed, f.apart
-    @inline
-    def times(a0, a1, a2, a3, u, s, q0, q1, q2, q3):
-        if signed:
-            m = magnitude(u)
-            return (dot_i16(a0, madd_u8_i8(m, negate_where(load(i8x32, q0), u)), s), dot_i16(a1, madd_u8_i8(m, negate_where(load(i8x32, q1), u)), s),
-                    dot_i16(a2, madd_u8_i8(m, negate_where(load(i8x32, q2), u)), s), dot_i16(a3, madd_u8_i8(m, negate_where(load(i8x32, q3), u)), s))
-        return (dot_i16(a0, madd_u8_i8(u, load(i8x32, q0)), s), dot_i16(a1, madd_u8_i8(u, load(i8x32, q1)), s),
-                dot_i16(a2, madd_u8_i8(u, load(i8x32, q2)), s), dot_i16(a3, madd_u8_i8(u, load(i8x32, q3)), s))
+    "One row times up to four inputs"
+    blocks, factors, nbytes, apart = make_four_blocks(f), f.factors, f.nbytes, f.apart
     @inline
     def quad(w, cols, q0, q1, q2, q3):
         n, acc = cols//256, zero_f32x4()
+        scale, sums = cols, cols + 4*n                   # where they are, seen from the block's inputs
         for b in range(n):
             for i in range(0, nbytes, 64): prefetch(w + AHEAD + i)
-            u0, u1, u2, u3, u4, u5, u6, u7 = codes(w)
-            s = opaque(scales(w))
-            o, at = offsets(w, s), cols + 4*n + 32*b - 256*b
-            m = totals(madd_i16(o, load(i16x16, q0 + at)), madd_i16(o, load(i16x16, q1 + at)), madd_i16(o, load(i16x16, q2 + at)), madd_i16(o, load(i16x16, q3 + at)))
-            a0 = a1 = a2 = a3 = zero_i32x8()
-            l, h = halves_low(s, s), halves_high(s, s)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u0, spread0(l, l), q0, q1, q2, q3)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u1, spread1(l, l), q0 + 32, q1 + 32, q2 + 32, q3 + 32)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u2, spread2(l, l), q0 + 64, q1 + 64, q2 + 64, q3 + 64)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u3, spread3(l, l), q0 + 96, q1 + 96, q2 + 96, q3 + 96)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u4, spread0(h, h), q0 + 128, q1 + 128, q2 + 128, q3 + 128)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u5, spread1(h, h), q0 + 160, q1 + 160, q2 + 160, q3 + 160)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u6, spread2(h, h), q0 + 192, q1 + 192, q2 + 192, q3 + 192)
-            a0, a1, a2, a3 = times(a0, a1, a2, a3, u7, spread3(h, h), q0 + 224, q1 + 224, q2 + 224, q3 + 224)
-            at = cols + 4*b - 256*b
-            s4 = gather4(f32x4, q0 + at, q1 + at, q2 + at, q3 + at)
-            d, f2 = factors(w, w, w, w)
-            t = totals(a0, a1, a2, a3)
-            if apart:
-                acc = fma(cast(f32x4, t), d*s4, acc)
-                acc = fma(cast(f32x4, m), f2*s4, acc)
-            else: acc = fma(cast(f32x4, t + m), d*s4, acc)
+            first, second = blocks(w, q0, q1, q2, q3, sums)
+            s, (d, m) = gather4(f32x4, q0 + scale, q1 + scale, q2 + scale, q3 + scale), factors(w, w, w, w)
+            if apart: acc = fma(cast(f32x4, second), m*s, fma(cast(f32x4, first), d*s, acc))
+            else: acc = fma(cast(f32x4, first + second), d*s, acc)
             w += nbytes; q0 += 256; q1 += 256; q2 += 256; q3 += 256
+            scale -= 252; sums -= 224
         return acc
     return quad
 
-# %% ../nbs/23_tiles.ipynb #d40bab79
+# %% ../nbs/23_tiles.ipynb #0c3032c7
 def make_quad32(
     f:Format, # one with blocks of 32
 ):            # an inline function
@@ -86,7 +104,7 @@ def make_quad32(
         return acc
     return quad
 
-# %% ../nbs/23_tiles.ipynb #e3688660
+# %% ../nbs/23_tiles.ipynb #36da09eb
 L = LANES
 CODES, INPUTS, TOTALS, REALS = Vec("i8", 4*L), Vec("u8", 4*L), Vec("i32", L), Vec("f32", L)
 HALVES = Vec("i16", 2*L)
@@ -113,7 +131,7 @@ def large_step(total, w, x):
     v, q = spread_load(CODES, w), bits(CODES, load(INPUTS, x) ^ 128)
     return dot_i16(total, madd_u8_i8(magnitude(v), negate_where(q, v)), ones_halves())
 
-# %% ../nbs/23_tiles.ipynb #9b595b95
+# %% ../nbs/23_tiles.ipynb #28f2d43c
 SUMS16, SUMS32, SCALE, PACKED = 256*L, 288*L, 304*L, 308*L        # places in a packed block of 256, and its size
 SUM, PACKED32 = 36*L, 40*L                                          # the same for 32; there the scale is at 32*L
 
@@ -153,7 +171,7 @@ def pack_group(x, xstride, ids, first, n, cols, form, out):
 def pack(x, xstride, ids, n, cols, form, out):
     for t in range(0, n, L): pack_group(x, xstride, ids, t, n, cols, form, out + t//L*(cols//form)*(PACKED if form == 256 else PACKED32))
 
-# %% ../nbs/23_tiles.ipynb #bf63111a
+# %% ../nbs/23_tiles.ipynb #fb23f160
 UNFOLDED, SCALES_AT, MINIMA_AT, FACTOR_AT, START_AT, SECOND_AT = 384, 256, 320, 352, 356, 368   # places in it
 every_second, ones_u8 = pick(*range(0, 16, 2)), table(u8x32, 1)
 
@@ -172,7 +190,7 @@ def make_unfold(f:Format):
             w = bits(i8x32, u) - bias
             store(out + i, w)
             v = spread_load(i16x16, t + i//8)
-            sums = dot_i16(sums, madd_u8_i8(ones_u8(), w), spread0(v, v))
+            sums = dot_i16(sums, madd_u8_i8(ones_u8(), w), first_second(v, v))
             i += 32
         d, m = factors(p, p, p, p)
         store(out + 352, d); store(out + 368, m)
@@ -183,7 +201,7 @@ def make_unfold(f:Format):
             else: store(out + 320, o)
     return unfold
 
-# %% ../nbs/23_tiles.ipynb #3e24c97c
+# %% ../nbs/23_tiles.ipynb #56cdd1a3
 def make_group(f:Format):
     "16 columns of one row times `L` tokens, with the group's scale"
     large, four = f.signed and not WIDE, 8*255*max(f.largest - f.bias, f.bias) <= 32767
@@ -195,7 +213,7 @@ def make_group(f:Format):
         return scaled(scaled(total, a, s), b, s)
     return group
 
-# %% ../nbs/23_tiles.ipynb #59d0d9b8
+# %% ../nbs/23_tiles.ipynb #f1ec2fc3
 def make_finish(f:Format):
     "From integers to floats: the end of a block for one row and one group"
     apart, steps, sums = f.apart, 4 if f.pairs else 8, SUMS32 if f.pairs else SUMS16
@@ -233,7 +251,7 @@ def make_micro(f:Format):
         finish(y, a, r, x); finish(y + ystep, b, r + 384, x)
     return micro, single
 
-# %% ../nbs/23_tiles.ipynb #4c135cb5
+# %% ../nbs/23_tiles.ipynb #fd5723b2
 TILE_ROWS, TILE_TOKENS = 16, 128
 
 def make_tile(f:Format):
@@ -253,7 +271,7 @@ def make_tile(f:Format):
                     else: single(buffer + 384*r, x, y + ystep*r, ystep)
     return tile
 
-# %% ../nbs/23_tiles.ipynb #38ae882e
+# %% ../nbs/23_tiles.ipynb #ee1ede11
 def make_micro32(f:Format):
     "Two rows times eight blocks of one group of tokens"
     apart, small = f.apart, WIDE or f.largest <= 16        # may four steps be added in 16 bits?
@@ -278,7 +296,7 @@ def make_micro32(f:Format):
         store(y, a); store(y + ystep, b)
     return micro
 
-# %% ../nbs/23_tiles.ipynb #8e258b44
+# %% ../nbs/23_tiles.ipynb #999432d5
 def make_tile32(f:Format):
     "Up to 16 rows times up to 128 tokens"
     codes, factors, micro, nbytes = f.codes, f.factors, make_micro32(f), f.nbytes
@@ -302,7 +320,7 @@ def make_tile32(f:Format):
                 for r in range(0, rows, 2): micro(buffer + 512*r, packed + gsize*g + PACKED32*b, blocks, sums + 4*L*g + ystep*r, ystep)
     return tile
 
-# %% ../nbs/23_tiles.ipynb #86e97e9b
+# %% ../nbs/23_tiles.ipynb #5be52979
 def multiply_kernels(
     f:Format,
 )->tuple: # of kernels for one, a few, and many tokens

@@ -1,6 +1,6 @@
 """Fork in the middle of a run: the child goes on to the bits of its parent, also if another thread of the parent was in a step.
 
-    python tests/fork_model.py MODEL"""
+    python tests/fork_model.py MODEL ENGINE"""
 import os
 import sys
 import threading
@@ -23,8 +23,8 @@ def in_child(f):
     return os.waitpid(pid, 0)[1] == 0
 
 
-def main(path):
-    m = load(path, engine="numpy")
+def main(path, engine):
+    m = load(path, engine=engine, n_threads=2)      # two, so that there are threads which a fork leaves behind
     s = m.new_state(64)
     m.forward([257, 279, 284], s)
     expected = m.forward([283, 258], s.copy())
@@ -40,4 +40,4 @@ def main(path):
     finally: stop.set(); thread.join()
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

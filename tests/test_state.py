@@ -310,9 +310,10 @@ def test_one_state_two_threads(model):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_fork(data):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fork(engine, data):
     "A child that was forked in the middle of a run goes on to the same bits as its parent"
-    script("fork_model.py", data / "moe-r3.gguf")
+    script("fork_model.py", data / "moe-r3.gguf", engine)
 
 
 def test_a_file_that_shrinks(tmp_path):
