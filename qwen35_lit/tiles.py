@@ -158,6 +158,7 @@ def _pack_lane(q, d, sums, form, blocks, size, out):
         else: store(out + SUM, types.int32(load(types.int16, sums))); store(out + 32*L, load(types.float32, d)); sums += 2
         q += form; d += 4; out += size
 
+# %% ../nbs/23_tiles.ipynb #c7f8720b
 @inline
 def pack_group(x, xstride, ids, first, n, cols, form, out):
     "Inputs first … first + LANES of a list of `n`"
@@ -228,6 +229,7 @@ def make_finish(f:Format):
         store(y, acc)
     return finish
 
+# %% ../nbs/23_tiles.ipynb #fd17dd67
 def make_micro(f:Format):
     "Two unfolded rows times one block of two groups of tokens (or of one), added to the float sums"
     group, finish, large = make_group(f), make_finish(f), f.signed and not WIDE
