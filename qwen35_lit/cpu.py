@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SLAB', 'PARTS', 'CpuEngine', 'check_shapes', 'aligned', 'split_last', 'array_at', 'window_at', 'memory_at']
 
-# %% ../nbs/27_cpu.ipynb #fa328d1a
-import threading
+# %% ../nbs/27_cpu.ipynb #66042655
+import os, threading
 import numpy as np
 from fastcore.basics import patch
 from gguf import GGMLQuantizationType as QType
@@ -41,10 +41,13 @@ class CpuEngine:
         if n_threads is not None and (isinstance(n_threads, bool) or not isinstance(n_threads, (int, np.integer)) or n_threads < 1): raise InputError(f"n_threads is {n_threads!r}; expected a whole number from 1")
         self.checkpoint, self.config, self.rounded = checkpoint, checkpoint.config, activations == "int8"
         self.kv_dtype = "float16" if self.rounded else "float32"
-        self.n_threads, self.notes, self.lock, self.kept = n_threads or physical_cores(), [], threading.RLock(), {}
+        self.n_threads, self.notes, self.locks, self.kept = n_threads or physical_cores(), [], {}, {}
         check_shapes(self.config)
         self.heads = key_head(self.config.n_k_heads, self.config.n_v_heads, self.config.head_map)
         self.reserve(SLAB)
+    @property
+    def lock(self):                 # a child of a fork gets its own: who held the other one does not exist there
+        return self.locks.get(os.getpid()) or self.locks.setdefault(os.getpid(), threading.RLock())
     @staticmethod
     def usable()->bool: return True
     def new_state(self, n_ctx:int)->State:

@@ -198,7 +198,7 @@ def serve(table, me, seen):
             atomic_store(mail + 64, 0)
             looks = 0
 
-# %% ../nbs/21_workers.ipynb #8cde1c4b
+# %% ../nbs/21_workers.ipynb #de129d95
 @inline
 def begin(table, region, args, team, sync):
     "Give the order to the workers 1 … team-1; how many of them sleep"
@@ -220,7 +220,7 @@ def finish(table, region, args, team, sync):
     while atomic_load(table + 64*DONE) < team - 1:
         relax(looks); looks += 1
 
-# %% ../nbs/21_workers.ipynb #fb83e4ba
+# %% ../nbs/21_workers.ipynb #2a24891a
 @kernel()
 def serve_kernel(table, me, seen, result): store(result, serve(table, me, seen))
 
@@ -233,7 +233,7 @@ def launch_kernel(table, region, args, team, sync, result):
 @kernel()
 def finish_kernel(table, region, args, team, sync): finish(table, region, args, team, sync)
 
-# %% ../nbs/21_workers.ipynb #4eef8b88
+# %% ../nbs/21_workers.ipynb #cf889832
 class Team:
     "Threads that run regions together; the caller is one of them"
     def __init__(self,
@@ -257,7 +257,7 @@ class Team:
             self.bells[w].acquire()
             self.words[self._mail(w) + LINE//8] = 0
 
-# %% ../nbs/21_workers.ipynb #1fced8ab
+# %% ../nbs/21_workers.ipynb #feb1822f
 @patch
 def run(self:Team,
     region:Kernel, # a kernel of (args, tid, team, sync)
@@ -278,8 +278,14 @@ def dissolve(self:Team):
     "Send the workers home"
     for w, bell in enumerate(self.bells): self.words[self._mail(w)] = -1; bell.release()
 
-# %% ../nbs/21_workers.ipynb #1e9789ef
+# %% ../nbs/21_workers.ipynb #f3a8e0f3
 _team, _team_lock = None, threading.Lock()
+
+def _after_fork():
+    "A child begins without the lock that another thread of its parent may have held; that thread does not exist here"
+    global _team_lock
+    _team_lock = threading.Lock()
+if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_after_fork)
 
 def the_team(
     n:int, # threads wanted
@@ -297,7 +303,7 @@ def the_team(
 def _go_home():
     if _team is not None and _team.pid == os.getpid(): _team.dissolve()
 
-# %% ../nbs/21_workers.ipynb #970acd6d
+# %% ../nbs/21_workers.ipynb #fb92fd3c
 def physical_cores()->int:
     "Cores that this process can have for itself, at least 1"
     ids = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
