@@ -27,7 +27,7 @@ from qwen35_lit import Qwen35Error, load
 from qwen35_lit.tokenizer import TO_CHAR
 from qwen35_lit.trouble import explain_nan
 
-SLOW = 5.  # seconds that one file may take
+SLOW = 5.  # seconds of processor time that one file may take (of time on the wall: 60)
 WORDS = [struct.pack("<f", x) for x in (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-42, 0., -0., 1e30, 65504.)] + [b"\xff\xff\xff\xff", b"\x00\x7c\x00\xfc", b"\x00\x7e\xff\xff", b"\0\0\0\x80"]
 
 
@@ -86,7 +86,7 @@ def case(base, seed, i):
     return bytes(b)
 
 
-def look(path, engine):
+def look(path, engine, search=False):
     "Load, read two tokens (and a third alone), speak: what came of it"
     m = load(path, engine=engine, **({} if engine == "numpy" else dict(n_threads=1)))
     s = m.new_state(8)
@@ -96,10 +96,10 @@ def look(path, engine):
         t = m.tokenizer
         ids = t.encode("abc ab<|im_end|>é\n")
         assert all(0 <= j < m.config.n_vocab for j in ids) and isinstance(t.decode(ids), str)
-    if all(np.isfinite(x).all() for x in out): return "finite"
+    if all(np.isfinite(x).all() for x in out) and not search: return "finite"
     said = explain_nan(m, s)
     assert "\n" not in said and 20 < len(said) < 2000, said
-    return "not finite"
+    return "searched" if search else "not finite"
 
 
 def guarded(path, engine, said):
@@ -116,17 +116,17 @@ def fuzz(engine, count, seed):
     said, kinds = Counter(), list(bases())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.gguf"
-        for base in kinds: path.write_bytes(base["bytes"]); assert look(path, engine) == "finite"; path.unlink()     # also compiles what is to be compiled
+        for base in kinds: path.write_bytes(base["bytes"]); assert look(path, engine) == "finite" and look(path, engine, search=True); path.unlink()     # also compiles what is to be compiled
         if Path("/proc/self/statm").exists(): limit_memory()
         for i in range(count):
             if i % 50 == 0: gc.collect()    # an engine may hold itself in a circle
             if i % 1000 == 0: print(f"seed {seed}, from case {i}", file=sys.stderr, flush=True)
             path.write_bytes(case(kinds[i % len(kinds)], seed, i))
             faulthandler.dump_traceback_later(60, exit=True)        # a hang
-            start = time.perf_counter()
+            start = time.process_time()
             try: guarded(path, engine, said)
             except BaseException as e: raise AssertionError(f"seed {seed}, case {i}: {type(e).__name__}: {e}") from e
-            if time.perf_counter() - start > SLOW: raise AssertionError(f"seed {seed}, case {i}: took {time.perf_counter() - start:.1f} s")
+            if time.process_time() - start > SLOW: raise AssertionError(f"seed {seed}, case {i}: took {time.process_time() - start:.1f} s")
             path.unlink()   # a new file each time: the old one may still be mapped
         faulthandler.cancel_dump_traceback_later()
     return {"cases": count, "seed": seed, "engine": engine, **said}
