@@ -207,26 +207,29 @@ def test_chat_at_a_terminal():
     p = subprocess.Popen([*COMMAND, "chat", "--no-think", "--n-ctx", "2000", "--engine", "numpy"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
     os.close(theirs)
     seen = ""
-    def wait(text, start):
-        "Until `text` is there; the place behind it"
+    def read(seconds):
+        "What comes within so many seconds of silence"
         nonlocal seen
-        end = time.monotonic() + 90
-        while text not in seen[start:]:
+        while select.select([ours], [], [], seconds)[0]: seen += os.read(ours, 4096).decode("utf-8", "replace")
+    def until(done, typed=""):
+        "Type, and wait for an answer and the next prompt; a Ctrl-C between the prompt and the wait for a key goes unnoticed, so a person presses it again"
+        start, end = len(seen), time.monotonic() + 120
+        while not (done in seen[start:] and seen.endswith("> ")):
             assert time.monotonic() < end, seen
-            if select.select([ours], [], [], 1)[0]: seen += os.read(ours, 4096).decode("utf-8", "replace")
-        return seen.index(text, start) + len(text)
-    at = wait("> ", 0)
-    for typed, answer in [("/fly\n", "/fly: no such command"), ("\x03", "(Ctrl-D leaves)"), (QUESTION + "\n", "Tom's kite is blue."), ("/help\n", "Ctrl-D the conversation")]:
-        time.sleep(.5)                                          # as a person would: a signal between the prompt and the first wait for a key stays unnoticed until the next key
-        os.write(ours, typed.encode())
-        at = wait("> ", wait(answer, at))                       # what is typed before the next prompt may be lost on the way into readline
-    time.sleep(.5)
-    os.write(ours, b"\x04")
+            if typed: os.write(ours, typed.encode())
+            if typed != "\x03": typed = ""
+            read(.5 if typed != "\x03" else 3)
     try:
-        while select.select([ours], [], [], 30)[0] and os.read(ours, 4096): pass                         # a terminal that nobody reads would block the program
-    except OSError: pass                                        # Linux: the other end is closed
-    assert p.wait(30) == 0
-    os.close(ours)
+        until("> ")
+        for typed, answer in [("/fly\n", "/fly: no such command"), ("\x03", "(Ctrl-D leaves)"), (QUESTION + "\n", "Tom's kite is blue."), ("/help\n", "Ctrl-D the conversation")]: until(answer, typed)
+        os.write(ours, b"\x04")
+        try:
+            while os.read(ours, 4096): pass                     # a terminal that nobody reads would block the program
+        except OSError: pass                                    # Linux: the other end is closed
+        assert p.wait(30) == 0
+    finally:
+        p.kill()
+        os.close(ours)
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(run, monkeypatch):
