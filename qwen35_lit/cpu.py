@@ -461,3 +461,22 @@ def head(self:CpuEngine, x:np.ndarray, call:Call)->np.ndarray: # [n, n_vocab] fl
             if not call.taps: p.run(self.n_threads)
             else: p.run_watched(self.n_threads, b - a, call.at(None))
     return call.tap("result_output", None, logits)
+
+# %% ../nbs/27_cpu.ipynb #3ca7101f
+@patch(cls_method=True)
+def needs(cls:CpuEngine,
+    c:Config,        # the model
+    n_ctx:int,       # tokens of a sequence
+    n_seqs:int=1,    # sequences
+    rows:int=512,    # rows of a call
+    dtype="float32", # nothing else here
+    free:int=None,   # not asked
+)->dict:             # what -> bytes
+    "What this engine will allocate, the states not counted"
+    n, k, inner = min(rows, SLAB), c.n_expert_used, c.n_head*c.head_dim
+    attention = 6*inner + 3*c.n_head_kv*c.head_dim
+    delta = 3*c.conv_dim + 4*c.d_inner + 2*c.n_k_heads*c.ssm_state + 5*c.n_v_heads
+    ffn = 3*(k*c.n_ff_expert + c.n_ff_shared + c.n_ff) + (k + 1)*c.n_embd + 2*c.n_expert
+    rounded = c.n_embd + inner + c.d_inner + c.n_ff + c.n_ff_shared + k*c.n_ff_expert     # inputs as bytes, plain and packed
+    parts = -(-n_ctx//KEYS)*8*c.n_head*(c.head_dim + 8)*4
+    return {"arrays between the steps": n*(4*(2*c.n_embd + attention + delta + ffn) + 5*rounded) + parts + 2**22, "arrays of a call": 4*(2*rows*c.n_embd + n_seqs*c.n_vocab)}

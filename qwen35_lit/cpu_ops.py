@@ -38,7 +38,7 @@ class Step:
         if missing := set(self.fields) ^ set(kw): raise TypeError(f"{self.name}: arguments {sorted(missing)} missing or unknown")
         return self, np.array([int(np.float32(v).view(np.uint32)) if isinstance(v, float) else int(v) for v in (kw[f] for f in self.fields)], np.int64)
 
-# %% ../nbs/25_cpu_ops.ipynb #2adb2278
+# %% ../nbs/25_cpu_ops.ipynb #641c38f7
 def step(
     fields:str, # names of the arguments, separated by spaces
 ):
@@ -60,7 +60,7 @@ def step(
 @inline
 def real(x): return bits(types.float32, types.uint32(x))
 
-# %% ../nbs/25_cpu_ops.ipynb #2cd754b0
+# %% ../nbs/25_cpu_ops.ipynb #be5f059c
 def _run_program(args, tid, team, sync):
     count = load(types.intp, args)
     for i in range(count):
@@ -73,7 +73,7 @@ def program_code(steps): # [1 + 2 per step] int64
     "The numbers that `run_program` reads"
     return np.array([len(steps)] + [v for s, a, *_ in steps for v in (s.kernel.address, a.ctypes.data)], np.int64)
 
-# %% ../nbs/25_cpu_ops.ipynb #e369505b
+# %% ../nbs/25_cpu_ops.ipynb #3f848eb3
 class Program:
     "Steps in a row"
     def __init__(self,
@@ -98,7 +98,7 @@ class Program:
                 run()
                 for name, get in shown.items(): show(name, get(n), tap)
 
-# %% ../nbs/25_cpu_ops.ipynb #43f150c2
+# %% ../nbs/25_cpu_ops.ipynb #41b03fee
 def show(name, view, tap):
     "Let a watcher see a copy of an array (or of a pair: array, shape to show); what it returns instead is written to the array"
     view, shape = view if isinstance(view, tuple) else (view, view.shape)
@@ -106,7 +106,7 @@ def show(name, view, tap):
     new = tap(name, value)
     if new is not value: view[...] = np.reshape(new, view.shape)
 
-# %% ../nbs/25_cpu_ops.ipynb #00eead44
+# %% ../nbs/25_cpu_ops.ipynb #95c1a664
 NOW = "n segments table x row_k row_v row_stride row_len chunks cos sin split".split()   # fields of `now`
 SEGMENT = "start count S_from S_to conv_from conv_to".split()                       # fields of a row of `table`
 
@@ -115,7 +115,7 @@ def copy_row(i, a):
     now, per, x, out = a
     store(out + 4*i, load(types.int32, x + 4*i))
 
-# %% ../nbs/25_cpu_ops.ipynb #73dcc50b
+# %% ../nbs/25_cpu_ops.ipynb #10671e35
 @inline
 def sum_squares(x, n):
     "Of `n` floats (a multiple of 8), in the house order"
@@ -142,7 +142,7 @@ def norm(i, a):
         v = load(f32x8, p + j)*r
         store(y + j, v*load(f32x8, weight + j) if weight else v)
 
-# %% ../nbs/25_cpu_ops.ipynb #c7e2facc
+# %% ../nbs/25_cpu_ops.ipynb #f305dba7
 def elementwise(
     name:str,
     f,        # of one or two float32 numbers or vectors
@@ -172,7 +172,7 @@ sigmoid_rows = elementwise("sigmoid_rows", lambda x: sigmoid(x), "none")
 silu_rows = elementwise("silu_rows", lambda x: silu(x), "none")
 gate_rows = elementwise("gate_rows", lambda x, y: x*silu(y), "row")
 
-# %% ../nbs/25_cpu_ops.ipynb #69b86377
+# %% ../nbs/25_cpu_ops.ipynb #a94011b6
 @inline
 def _conv_input(x, xrow, window, t, cols4): return x + t*xrow if t >= 0 else window + (t + 3)*cols4
 
@@ -201,7 +201,7 @@ def _conv(args, tid, team, sync, k):
         i = take(sync, k)
 conv = Step("conv", "now channels x xrow layer weight silu_too out orow".split(), Kernel(_conv, "step_conv"))
 
-# %% ../nbs/25_cpu_ops.ipynb #957f3312
+# %% ../nbs/25_cpu_ops.ipynb #645491ed
 @inline
 def memory_row(S, T, decay, k, delta, q, y, knext, p):
     "Eight columns of one row: write the new S; what q reads and what the next key will find grow by one term"
@@ -230,7 +230,7 @@ def memory_token(S, T, width, d, k, q, knext, decay, d0, d1, d2, d3):
         r3, p3 = memory_row(s + 96, t + 96, decay, ki, d3, qi, r3, ni, p3)
     return r0, r1, r2, r3, p0, p1, p2, p3
 
-# %% ../nbs/25_cpu_ops.ipynb #b1dbfafc
+# %% ../nbs/25_cpu_ops.ipynb #8a23f6ce
 @inline
 def copy_columns(S, width, T, twidth, d, columns):
     for i in range(d):
@@ -252,7 +252,7 @@ def memory_columns(S, T, width, d, q, k, qrow, v, vrow, g, beta, grow, count, sc
         store(yt, r0*scale); store(yt + 32, r1*scale); store(yt + 64, r2*scale); store(yt + 96, r3*scale)
         S = T
 
-# %% ../nbs/25_cpu_ops.ipynb #949feaa4
+# %% ../nbs/25_cpu_ops.ipynb #d9c2dfd4
 @inline
 def memory_narrow(S, T, d, q, k, qrow, v, vrow, g, beta, grow, count, scale, y, yrow):
     "The same for heads of 8, 16 or 24 columns, token by token on padded copies"
@@ -280,7 +280,7 @@ def _memory(args, tid, team, sync, k):
         i = take(sync, k)
 memory = Step("memory", "now heads d q k qrow v vrow g beta layer key_head scale y yrow".split(), Kernel(_memory, "step_memory"))
 
-# %% ../nbs/25_cpu_ops.ipynb #a3951466
+# %% ../nbs/25_cpu_ops.ipynb #71722e25
 @step("now per half x xrow xhead")
 def turn(i, a):
     now, per, half, x, xrow, xhead = a
@@ -290,7 +290,7 @@ def turn(i, a):
         u, v, c, s = load(types.float32, p + 4*j), load(types.float32, p + 4*(j + half)), load(types.float32, cos + 4*j), load(types.float32, sin + 4*j)
         store(p + 4*j, u*c - v*s); store(p + 4*(j + half), v*c + u*s)
 
-# %% ../nbs/25_cpu_ops.ipynb #52e868c0
+# %% ../nbs/25_cpu_ops.ipynb #b9601c52
 @inline
 def row_places(now, r):
     "Of row r: where its keys and values are, the distance of layers, and how many keys it sees"
@@ -313,7 +313,7 @@ def keep(i, a):
     _write(row_k + at, k + r*krow + 4*d*h, d, size == 2)
     _write(row_v + at, v + r*vrow + 4*d*h, d, size == 2)
 
-# %% ../nbs/25_cpu_ops.ipynb #d28a0a7c
+# %% ../nbs/25_cpu_ops.ipynb #132647a1
 KEYS = 64                                     # in a chunk
 NO_SCORE = f32(-3e38)
 
@@ -322,7 +322,7 @@ def floats_at(p, i, halves):
     "Eight numbers from the i-th on, of floats or halves"
     return from_half(load(u16x8, p + 2*i)) if halves else load(f32x8, p + 4*i)
 
-# %% ../nbs/25_cpu_ops.ipynb #a065c5ad
+# %% ../nbs/25_cpu_ops.ipynb #e2d1ef60
 def make_chunk(halves):
     @inline
     def score(q, k, d):
@@ -360,7 +360,7 @@ def make_chunk(halves):
         store(out + 4*d, m); store(out + 4*d + 4, sum32(a0 + b0, a1 + b1, a2 + b2, a3 + b3))
     return chunk
 
-# %% ../nbs/25_cpu_ops.ipynb #a6235302
+# %% ../nbs/25_cpu_ops.ipynb #d0a15dd8
 @inline
 def merge(part, d, y, M, lsum):
     "Take one chunk's result into the running one"
@@ -374,7 +374,7 @@ def merge(part, d, y, M, lsum):
 def finish_look(y, d, lsum):
     for j in range(0, 4*d, 32): store(y + j, load(f32x8, y + j)/lsum)
 
-# %% ../nbs/25_cpu_ops.ipynb #f06f8033
+# %% ../nbs/25_cpu_ops.ipynb #212183b8
 def make_look(halves):
     chunk, size = make_chunk(halves), 2 if halves else 4
     @inline
@@ -406,7 +406,7 @@ def make_look(halves):
     return Step("look", "now per rep d layer scale q qrow qhead y yrow parts".split(), Kernel(look, f"step_look_{'halves' if halves else 'floats'}"))
 look_floats, look_halves = make_look(False), make_look(True)
 
-# %% ../nbs/25_cpu_ops.ipynb #4b311b7e
+# %% ../nbs/25_cpu_ops.ipynb #b0269f98
 @step("now per d y yrow parts")
 def gather_look(i, a):
     now, per, d, y, yrow, parts = a
@@ -417,7 +417,7 @@ def gather_look(i, a):
         for c in range((seen + 63)//64): M, lsum = merge(parts + (i*chunks + c)*4*(d + 8), d, out, M, lsum)
         finish_look(out, d, lsum)
 
-# %% ../nbs/25_cpu_ops.ipynb #12d9ded4
+# %% ../nbs/25_cpu_ops.ipynb #ba366a2f
 @step("now per cols x xrow out orow")
 def softmax_row(i, a):
     now, per, cols, x, xrow, out, orow = a
@@ -433,7 +433,7 @@ def softmax_row(i, a):
     total = sum32(s0, s1, s2, s3)
     for j in range(cols): q = out + i*orow + 4*j; store(q, load(types.float32, q)/total)
 
-# %% ../nbs/25_cpu_ops.ipynb #0352678c
+# %% ../nbs/25_cpu_ops.ipynb #f7ba2f2f
 @step("now per cols p prow k ids")
 def choose(i, a):
     now, per, cols, p, prow, k, ids = a
@@ -454,7 +454,7 @@ def share(i, a):
     total = where_less(total, f32(6.1e-5), f32(6.1e-5), total)
     for s in range(k): store(out + 4*s, load(types.float32, p + 4*load(types.intp, ids + 8*s))/total*real(scale))
 
-# %% ../nbs/25_cpu_ops.ipynb #8b5160f0
+# %% ../nbs/25_cpu_ops.ipynb #ff789e8a
 LISTS = "active starts entries tokens groups".split()    # places of the lists: who was chosen, where each list starts, …
 
 @kernel("step_group")
@@ -479,7 +479,7 @@ def _group(args, tid, team, sync, k):
             store(entries + 8*j, i); store(tokens + 8*j, i//choices); store(p, j + 1)
 group = Step("group", "now per choices experts ids counts active starts entries tokens groups".split(), _group)
 
-# %% ../nbs/25_cpu_ops.ipynb #c20db78b
+# %% ../nbs/25_cpu_ops.ipynb #798be804
 @step("now per cols k down w shared gate x out")
 def combine(i, a):
     now, per, cols, k, down, w, shared, gate, x, out = a

@@ -6,11 +6,12 @@
 __all__ = ['FLOATS', 'BY_256', 'BY_32', 'TINY', 'C127', 'FORMATS', 'even4', 'odd4', 'low_words', 'top_words', 'low_shift',
            'low_mask', 'top_mask', 'twice_low', 'twice_high', 'low_nibbles', 'high_pairs', 'by_four', 'by_twos',
            'even_bits', 'odd_bits', 'iq4_table', 'side_by_side', 'spread8', 'low_high', 'first_eight', 'twice8',
-           'first_second', 'AHEAD', 'one_in_eight', 'each_byte', 'fp4_table', 'zero_u32x4', 'ones16', 'input_nbytes',
-           'round_to_bytes', 'quantise_row', 'quantise', 'Format', 'halves_at', 'two_halves_at', 'six_bits',
-           'q4k_scales', 'q4k_minima', 'q4k_codes', 'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q3k_scales',
-           'q3k_half', 'q3k_codes', 'q2k_scales', 'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes',
-           'make_block', 'totals_at', 'chain', 'chain2', 'make_matvec', 'q80_codes', 'q40_codes', 'q41_codes',
+           'halves_low', 'halves_high', 'spread0', 'spread1', 'spread2', 'spread3', 'AHEAD', 'one_in_eight',
+           'each_byte', 'fp4_table', 'zero_u32x4', 'ones16', 'input_nbytes', 'round_to_bytes', 'quantise_row',
+           'quantise', 'Format', 'halves_at', 'two_halves_at', 'six_bits', 'q4k_scales', 'q4k_minima', 'q4k_codes',
+           'q5k_codes', 'q6k_half', 'q6k_codes', 'q6k_scales', 'q3k_scales', 'q3k_half', 'q3k_codes', 'q2k_scales',
+           'q2k_minima', 'q2k_codes', 'nibbles32', 'iq4xs_scales', 'iq4xs_codes', 'make_spread', 'make_block',
+           'totals_at', 'chain', 'chain2', 'make_last', 'make_matvec', 'q80_codes', 'q40_codes', 'q41_codes',
            'iq4nl_codes', 'fifth_bits', 'q50_codes', 'q51_codes', 'mxfp4_codes', 'mxfp4_factors', 'positive_second',
            'signed_dot', 'make_matvec32']
 
@@ -77,6 +78,7 @@ def quantise_row(x, n, form, out):
 
 @kernel()
 def quantise(x, xstride, n, rows, form, out, ostride):
+    "Prepare `rows` rows of `n` floats"
     for r in range(rows): quantise_row(x + r*xstride, n, form, out + r*ostride)
 
 # %% ../nbs/22_dots.ipynb #e20b9ca2
@@ -124,7 +126,7 @@ def two_halves_at(at): # offset of d, with the second factor behind it
 
 even4, odd4 = pick(0, 2, 4, 6), pick(1, 3, 5, 7)
 
-# %% ../nbs/22_dots.ipynb #9ab8e152
+# %% ../nbs/22_dots.ipynb #22a0a925
 low_words, top_words = pick(1, 3, 2, 3), pick(1, 1, 2, 2)
 low_shift, low_mask, top_mask = table(u32x4, 0, 0, 0, 4), table(u32x4, 0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f), table(u32x4, 0, 0x30303030, 0, 0x30303030)
 twice_low, twice_high = pick(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), pick(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)
@@ -146,7 +148,7 @@ def q4k_codes(p):
 
 FORMATS[QType.Q4_K] = Format(QType.Q4_K, BY_256, q4k_codes, two_halves_at(0), q4k_scales, q4k_minima, apart=True, largest=15, pairs=True)
 
-# %% ../nbs/22_dots.ipynb #206ca58d
+# %% ../nbs/22_dots.ipynb #6535bc01
 @inline
 def q5k_codes(p):
     h, a, b, c, d = load(u8x32, p + 16), load(u8x32, p + 48), load(u8x32, p + 80), load(u8x32, p + 112), load(u8x32, p + 144)
@@ -155,7 +157,7 @@ def q5k_codes(p):
 
 FORMATS[QType.Q5_K] = Format(QType.Q5_K, BY_256, q5k_codes, two_halves_at(0), q4k_scales, q4k_minima, apart=True, largest=31, pairs=True)
 
-# %% ../nbs/22_dots.ipynb #56edd5c5
+# %% ../nbs/22_dots.ipynb #7f0c7dc6
 @inline
 def q6k_half(l, h):
     a, b, h = load(u8x32, l), load(u8x32, l + 32), load(u8x32, h)
@@ -170,7 +172,7 @@ def q6k_scales(p): return cast(i16x16, load(i8x16, p + 192))
 
 FORMATS[QType.Q6_K] = Format(QType.Q6_K, BY_256, q6k_codes, halves_at(208), q6k_scales, bias=32, largest=63)
 
-# %% ../nbs/22_dots.ipynb #23f8daf3
+# %% ../nbs/22_dots.ipynb #b754dc27
 low_nibbles, high_pairs = pick(*range(2, 10), *range(2, 10)), pick(*[10, 11, 12, 13]*4)
 by_four, by_twos = table(u64x2, 0, 4), table(u32x4, 0, 2, 4, 6)
 
@@ -180,6 +182,8 @@ def q3k_scales(p):
     low = bits(u8x16, bits(u64x2, low_nibbles(v, v)) >> by_four()) & 15
     high = bits(u8x16, bits(u32x4, high_pairs(v, v)) >> by_twos()) & 3
     return cast(i16x16, low | (high << 4)) - 32
+
+# %% ../nbs/22_dots.ipynb #4d353272
 # the bits 0 and 2 (or 1 and 3) of a nibble, moved to 2 and 6
 even_bits = table(i8x32, *[(i & 1) << 2 | (i >> 2 & 1) << 6 for i in range(16)]*2)
 odd_bits = table(i8x32, *[(i >> 1 & 1) << 2 | (i >> 3 & 1) << 6 for i in range(16)]*2)
@@ -199,7 +203,7 @@ def q3k_codes(p):
 
 FORMATS[QType.Q3_K] = Format(QType.Q3_K, BY_256, q3k_codes, halves_at(108), q3k_scales, bias=4, largest=7)
 
-# %% ../nbs/22_dots.ipynb #8895b690
+# %% ../nbs/22_dots.ipynb #7ef7fc8b
 @inline
 def q2k_scales(p): return cast(i16x16, load(u8x16, p) & 15)
 @inline
@@ -211,7 +215,7 @@ def q2k_codes(p):
 
 FORMATS[QType.Q2_K] = Format(QType.Q2_K, BY_256, q2k_codes, two_halves_at(80), q2k_scales, q2k_minima, apart=True, largest=3)
 
-# %% ../nbs/22_dots.ipynb #8abe5381
+# %% ../nbs/22_dots.ipynb #be009a13
 _iq4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 iq4_table, side_by_side = table(i8x32, *_iq4, *_iq4), pick(*range(32))
 spread8 = table(u16x8, *[1 << 2*(7 - i) for i in range(8)])
@@ -236,32 +240,48 @@ low_high, first_eight, twice8 = pick(0, 16, 1, 17, 2, 18, 3, 19, 0, 16, 1, 17, 2
 
 FORMATS[QType.IQ4_XS] = Format(QType.IQ4_XS, BY_256, iq4xs_codes, halves_at(0), iq4xs_scales, signed=True, pairs=True)
 
-# %% ../nbs/22_dots.ipynb #d519164b
-first_second = pick(*[0]*8, *[9]*8)
+# %% ../nbs/22_dots.ipynb #21eb4d6e
+halves_low, halves_high = pick(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), pick(8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)
+spread0, spread1, spread2, spread3 = (pick(*[2*j]*8, *[2*j + 9]*8) for j in range(4))
 
+def make_spread(
+    pairs:bool, # two neighbouring groups have one scale
+):              # i16x16 -> eight i16x16
+    "The scale of each group in the lanes of its products"
+    @inline
+    def spread_scales(s):
+        if pairs:
+            t = stack(32)
+            store(t, s)
+            return (spread_load(i16x16, t), spread_load(i16x16, t + 4), spread_load(i16x16, t + 8), spread_load(i16x16, t + 12),
+                    spread_load(i16x16, t + 16), spread_load(i16x16, t + 20), spread_load(i16x16, t + 24), spread_load(i16x16, t + 28))
+        a, b = halves_low(s, s), halves_high(s, s)
+        return spread0(a, a), spread1(a, a), spread2(a, a), spread3(a, a), spread0(b, b), spread1(b, b), spread2(b, b), spread3(b, b)
+    return spread_scales
+
+# %% ../nbs/22_dots.ipynb #0eea6ff9
 def make_block(
     f:Format, # one with groups of 16
 ):            # p, q, sums -> i32x8 of each of the two integer sums
     "The integers of one block times 256 prepared inputs, still in eight lanes"
-    codes, scales, offsets, signed, pairs = f.codes, f.scales, f.offsets, f.signed, f.pairs
+    codes, scales, offsets, signed, spread_scales = f.codes, f.scales, f.offsets, f.signed, make_spread(f.pairs)
     @inline
-    def times(acc, u, q, t):
-        s = spread_load(i16x16, t) if pairs else first_second(spread_load(i16x16, t), spread_load(i16x16, t))
+    def times(acc, u, q, s):
         if signed: return dot_i16(acc, madd_u8_i8(magnitude(u), negate_where(load(i8x32, q), u)), s)
         return dot_i16(acc, madd_u8_i8(u, load(i8x32, q)), s)
     @inline
     def block(p, q, sums):
         u0, u1, u2, u3, u4, u5, u6, u7 = codes(p)
-        s, t = scales(p), stack(32)
-        store(t, opaque(s))
-        a = times(times(zero_i32x8(), u0, q, t), u1, q + 32, t + 4)
-        a = times(times(a, u2, q + 64, t + 8), u3, q + 96, t + 12)
-        a = times(times(a, u4, q + 128, t + 16), u5, q + 160, t + 20)
-        a = times(times(a, u6, q + 192, t + 24), u7, q + 224, t + 28)
+        s = opaque(scales(p))
+        s0, s1, s2, s3, s4, s5, s6, s7 = spread_scales(s)
+        a = times(times(zero_i32x8(), u0, q, s0), u1, q + 32, s1)
+        a = times(times(a, u2, q + 64, s2), u3, q + 96, s3)
+        a = times(times(a, u4, q + 128, s4), u5, q + 160, s5)
+        a = times(times(a, u6, q + 192, s6), u7, q + 224, s7)
         return a, madd_i16(offsets(p, s), load(i16x16, sums))
     return block
 
-# %% ../nbs/22_dots.ipynb #1eb483fd
+# %% ../nbs/22_dots.ipynb #cf5aba32
 AHEAD = 4096            # how far ahead of its use a weight is asked for, in bytes
 
 @inline
@@ -283,18 +303,25 @@ def chain2(acc, totals, factors, totals2, factors2):
     acc = fma(lane(u, 2), lane(factors2, 2), fma(lane(t, 2), lane(factors, 2), acc))
     return fma(lane(u, 3), lane(factors2, 3), fma(lane(t, 3), lane(factors, 3), acc))
 
-# %% ../nbs/22_dots.ipynb #a739aa6c
-def make_matvec(
-    f:Format, # one with groups of 16
-):            # an inline function
-    "Rows times one input"
-    block, factors, nbytes, apart = make_block(f), f.factors, f.nbytes, f.apart
+# %% ../nbs/22_dots.ipynb #ca6b9312
+def make_last(f:Format, block):
+    "A block by itself, for the end of a row whose blocks are no multiple of four"
+    factors, apart = f.factors, f.apart
     @inline
     def last(p, q, sums, s, acc):
         a, m = block(p, q, sums)
         d, e = factors(p, p, p, p)
         if apart: return fma(f32(sum_lanes(m)), lane(e, 0)*s, fma(f32(sum_lanes(a)), lane(d, 0)*s, acc))
         return fma(f32(sum_lanes(a + m)), lane(d, 0)*s, acc)
+    return last
+
+# %% ../nbs/22_dots.ipynb #8f69c849
+def make_matvec(
+    f:Format, # one with groups of 16
+):            # an inline function
+    "Rows times one input"
+    block, factors, nbytes, apart = make_block(f), f.factors, f.nbytes, f.apart
+    last = make_last(f, block)
     @inline
     def matvec(w, stride, r0, r1, cols, x, y):
         n, t, dx, sums = cols//256, stack(256), x + cols, x + cols + cols//64
@@ -318,7 +345,7 @@ def make_matvec(
             store(y + 4*r, acc)
     return matvec
 
-# %% ../nbs/22_dots.ipynb #822004ac
+# %% ../nbs/22_dots.ipynb #1126acd0
 @inline
 def q80_codes(p): return load(i8x32, p + 2)
 @inline
@@ -328,7 +355,7 @@ def q41_codes(p): return bits(i8x32, nibbles32(p + 4))
 @inline
 def iq4nl_codes(p): return lookup(iq4_table(), nibbles32(p + 2))
 
-# %% ../nbs/22_dots.ipynb #bb9de5d3
+# %% ../nbs/22_dots.ipynb #953e5e4d
 one_in_eight, each_byte = table(u8x32, *[1 << i for i in range(8)]*4), table(i8x32, *[i//8 for i in range(32)])
 
 @inline
@@ -343,7 +370,7 @@ def q50_codes(p): return (bits(i8x32, nibbles32(p + 6)) | fifth_bits(p + 2)) - 1
 @inline
 def q51_codes(p): return bits(i8x32, nibbles32(p + 8)) | fifth_bits(p + 4)
 
-# %% ../nbs/22_dots.ipynb #a41de9e5
+# %% ../nbs/22_dots.ipynb #5284271f
 _fp4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 fp4_table = table(i8x32, *_fp4, *_fp4)
 
@@ -357,7 +384,7 @@ def mxfp4_factors(p0, p1, p2, p3):
     return d, d
 zero_u32x4 = table(u32x4, 0)
 
-# %% ../nbs/22_dots.ipynb #9878057a
+# %% ../nbs/22_dots.ipynb #f053313f
 @inline
 def positive_second(p0, p1, p2, p3):
     h = from_half(bits(u16x8, gather4(u32x4, p0, p1, p2, p3)))
@@ -367,13 +394,13 @@ for name, codes, factors, apart, largest in (("Q8_0", q80_codes, halves_at(0), F
         ("MXFP4", mxfp4_codes, mxfp4_factors, False, 12), ("Q4_1", q41_codes, positive_second, True, 15), ("Q5_1", q51_codes, positive_second, True, 31)):
     FORMATS[QType[name]] = Format(QType[name], BY_32, codes, factors, signed=True, apart=apart, largest=largest)
 
-# %% ../nbs/22_dots.ipynb #e8893cb2
+# %% ../nbs/22_dots.ipynb #4f6b1c96
 ones16 = table(i16x16, 1)
 
 @inline
 def signed_dot(u, q): return dot_i16(zero_i32x8(), madd_u8_i8(magnitude(u), negate_where(q, u)), ones16())
 
-# %% ../nbs/22_dots.ipynb #a4db880b
+# %% ../nbs/22_dots.ipynb #dbcc1f94
 def make_matvec32(
     f:Format, # one with blocks of 32
 ):            # an inline function

@@ -15,7 +15,7 @@ from .dots import FORMATS, quantise_row, input_nbytes, FLOATS, BY_256, BY_32
 from .tiles import MULTIPLY, FEW, pack_group, packed_nbytes
 from .floats import DECODERS, FLOAT_MULTIPLY
 from .workers import Kernel, take, call
-from .cpu_ops import NOW, Step, step, numbers, run_program, Program
+from .cpu_ops import NOW, Step, step, numbers, group, Program
 
 # %% ../nbs/26_matrices.ipynb #2116f62c
 FIELDS = "w stride rows cols one few many x xrow y yrow packed expert".split()
@@ -32,7 +32,7 @@ class Matrix:
         self.form = FORMATS[qtype].form if rounded and qtype in FORMATS and cols % FORMATS[qtype].form == 0 else FLOATS
         self.kernels = MULTIPLY[qtype] if self.form != FLOATS else (FLOAT_MULTIPLY[qtype],)*3
         self.rows, self.cols, self.stride, self.expert = raw.shape[-2], cols, raw.strides[-2], raw.strides[0]
-    def record(self, x:int, xrow:int, y:int, yrow:int, packed:int=0)->np.ndarray: # [13] int64; the entry points are filled in by `make_ready`
+    def record(self, x:int, xrow:int, y:int, yrow:int, packed:int=0)->np.ndarray: # [13] int64; the entry points are filled in when they are needed
         "The thirteen numbers"
         return np.array([self.raw.ctypes.data, self.stride, self.rows, self.cols, 0, 0, 0, x, xrow, y, yrow, packed, self.expert], np.int64)
 

@@ -476,7 +476,7 @@ def pair64(ctx, low, high):
         return v
     return u64x2(types.uint64, types.uint64), code
 
-# %% ../nbs/20_simd.ipynb #19076ad7
+# %% ../nbs/20_simd.ipynb #5137bc5d
 @intrinsic
 def prefetch(ctx, p):
     "Ask for the cache line at address `p`"

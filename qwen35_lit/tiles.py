@@ -23,10 +23,9 @@ def make_four(
     f:Format, # one with groups of 16
 ):            # an inline function
     "32 codes times four inputs, added to four sums"
-    signed, pairs = f.signed, f.pairs
+    signed = f.signed
     @inline
-    def four(a, b, c, d, u, t, q0, q1, q2, q3):
-        s = spread_load(i16x16, t) if pairs else first_second(spread_load(i16x16, t), spread_load(i16x16, t))
+    def four(a, b, c, d, u, s, q0, q1, q2, q3):
         w, x, y, z = load(i8x32, q0), load(i8x32, q1), load(i8x32, q2), load(i8x32, q3)
         if signed:
             m = magnitude(u)
@@ -40,23 +39,23 @@ def make_four_blocks(
     f:Format, # one with groups of 16
 ):            # an inline function
     "One block times four inputs: the two integer sums of each, as i32x4"
-    codes, scales, offsets, four = f.codes, f.scales, f.offsets, make_four(f)
+    codes, scales, offsets, four, spread_scales = f.codes, f.scales, f.offsets, make_four(f), make_spread(f.pairs)
     @inline
     def blocks(w, q0, q1, q2, q3, sums):
         u0, u1, u2, u3, u4, u5, u6, u7 = codes(w)
-        s, t = scales(w), stack(32)
-        store(t, opaque(s))
+        s = opaque(scales(w))
+        s0, s1, s2, s3, s4, s5, s6, s7 = spread_scales(s)
         o = offsets(w, s)
         second = totals(madd_i16(o, load(i16x16, q0 + sums)), madd_i16(o, load(i16x16, q1 + sums)), madd_i16(o, load(i16x16, q2 + sums)), madd_i16(o, load(i16x16, q3 + sums)))
         a = b = c = d = zero_i32x8()
-        a, b, c, d = four(a, b, c, d, u0, t, q0, q1, q2, q3)
-        a, b, c, d = four(a, b, c, d, u1, t + 4, q0 + 32, q1 + 32, q2 + 32, q3 + 32)
-        a, b, c, d = four(a, b, c, d, u2, t + 8, q0 + 64, q1 + 64, q2 + 64, q3 + 64)
-        a, b, c, d = four(a, b, c, d, u3, t + 12, q0 + 96, q1 + 96, q2 + 96, q3 + 96)
-        a, b, c, d = four(a, b, c, d, u4, t + 16, q0 + 128, q1 + 128, q2 + 128, q3 + 128)
-        a, b, c, d = four(a, b, c, d, u5, t + 20, q0 + 160, q1 + 160, q2 + 160, q3 + 160)
-        a, b, c, d = four(a, b, c, d, u6, t + 24, q0 + 192, q1 + 192, q2 + 192, q3 + 192)
-        a, b, c, d = four(a, b, c, d, u7, t + 28, q0 + 224, q1 + 224, q2 + 224, q3 + 224)
+        a, b, c, d = four(a, b, c, d, u0, s0, q0, q1, q2, q3)
+        a, b, c, d = four(a, b, c, d, u1, s1, q0 + 32, q1 + 32, q2 + 32, q3 + 32)
+        a, b, c, d = four(a, b, c, d, u2, s2, q0 + 64, q1 + 64, q2 + 64, q3 + 64)
+        a, b, c, d = four(a, b, c, d, u3, s3, q0 + 96, q1 + 96, q2 + 96, q3 + 96)
+        a, b, c, d = four(a, b, c, d, u4, s4, q0 + 128, q1 + 128, q2 + 128, q3 + 128)
+        a, b, c, d = four(a, b, c, d, u5, s5, q0 + 160, q1 + 160, q2 + 160, q3 + 160)
+        a, b, c, d = four(a, b, c, d, u6, s6, q0 + 192, q1 + 192, q2 + 192, q3 + 192)
+        a, b, c, d = four(a, b, c, d, u7, s7, q0 + 224, q1 + 224, q2 + 224, q3 + 224)
         return totals(a, b, c, d), second
     return blocks
 
@@ -142,6 +141,7 @@ def packed_nbytes(
     "Bytes of one packed group of `LANES` tokens"
     return cols//256*PACKED if form == BY_256 else cols//32*PACKED32
 
+# %% ../nbs/23_tiles.ipynb #73a43713
 @inline
 def at(ids, i): return load(types.intp, ids + 8*i) if ids else i
 
@@ -158,7 +158,6 @@ def _pack_lane(q, d, sums, form, blocks, size, out):
         else: store(out + SUM, types.int32(load(types.int16, sums))); store(out + 32*L, load(types.float32, d)); sums += 2
         q += form; d += 4; out += size
 
-# %% ../nbs/23_tiles.ipynb #c7f8720b
 @inline
 def pack_group(x, xstride, ids, first, n, cols, form, out):
     "Inputs first … first + LANES of a list of `n`"
@@ -172,7 +171,7 @@ def pack_group(x, xstride, ids, first, n, cols, form, out):
 def pack(x, xstride, ids, n, cols, form, out):
     for t in range(0, n, L): pack_group(x, xstride, ids, t, n, cols, form, out + t//L*(cols//form)*(PACKED if form == 256 else PACKED32))
 
-# %% ../nbs/23_tiles.ipynb #fb23f160
+# %% ../nbs/23_tiles.ipynb #b24db4a6
 UNFOLDED, SCALES_AT, MINIMA_AT, FACTOR_AT, START_AT, SECOND_AT = 384, 256, 320, 352, 356, 368   # places in it
 every_second, ones_u8 = pick(*range(0, 16, 2)), table(u8x32, 1)
 
@@ -191,7 +190,7 @@ def make_unfold(f:Format):
             w = bits(i8x32, u) - bias
             store(out + i, w)
             v = spread_load(i16x16, t + i//8)
-            sums = dot_i16(sums, madd_u8_i8(ones_u8(), w), first_second(v, v))
+            sums = dot_i16(sums, madd_u8_i8(ones_u8(), w), spread0(v, v))
             i += 32
         d, m = factors(p, p, p, p)
         store(out + 352, d); store(out + 368, m)
@@ -202,7 +201,7 @@ def make_unfold(f:Format):
             else: store(out + 320, o)
     return unfold
 
-# %% ../nbs/23_tiles.ipynb #56cdd1a3
+# %% ../nbs/23_tiles.ipynb #ca8400e6
 def make_group(f:Format):
     "16 columns of one row times `L` tokens, with the group's scale"
     large, four = f.signed and not WIDE, 8*255*max(f.largest - f.bias, f.bias) <= 32767
@@ -214,7 +213,7 @@ def make_group(f:Format):
         return scaled(scaled(total, a, s), b, s)
     return group
 
-# %% ../nbs/23_tiles.ipynb #f1ec2fc3
+# %% ../nbs/23_tiles.ipynb #d08af77c
 def make_finish(f:Format):
     "From integers to floats: the end of a block for one row and one group"
     apart, steps, sums = f.apart, 4 if f.pairs else 8, SUMS32 if f.pairs else SUMS16
@@ -229,7 +228,7 @@ def make_finish(f:Format):
         store(y, acc)
     return finish
 
-# %% ../nbs/23_tiles.ipynb #fd17dd67
+# %% ../nbs/23_tiles.ipynb #fd8dc53d
 def make_micro(f:Format):
     "Two unfolded rows times one block of two groups of tokens (or of one), added to the float sums"
     group, finish, large = make_group(f), make_finish(f), f.signed and not WIDE
@@ -253,7 +252,7 @@ def make_micro(f:Format):
         finish(y, a, r, x); finish(y + ystep, b, r + 384, x)
     return micro, single
 
-# %% ../nbs/23_tiles.ipynb #fd5723b2
+# %% ../nbs/23_tiles.ipynb #6ccd98ea
 TILE_ROWS, TILE_TOKENS = 16, 128
 
 def make_tile(f:Format):
@@ -273,7 +272,7 @@ def make_tile(f:Format):
                     else: single(buffer + 384*r, x, y + ystep*r, ystep)
     return tile
 
-# %% ../nbs/23_tiles.ipynb #ee1ede11
+# %% ../nbs/23_tiles.ipynb #0dd878f8
 def make_micro32(f:Format):
     "Two rows times eight blocks of one group of tokens"
     apart, small = f.apart, WIDE or f.largest <= 16        # may four steps be added in 16 bits?
@@ -298,7 +297,7 @@ def make_micro32(f:Format):
         store(y, a); store(y + ystep, b)
     return micro
 
-# %% ../nbs/23_tiles.ipynb #999432d5
+# %% ../nbs/23_tiles.ipynb #69f8717d
 def make_tile32(f:Format):
     "Up to 16 rows times up to 128 tokens"
     codes, factors, micro, nbytes = f.codes, f.factors, make_micro32(f), f.nbytes
@@ -322,7 +321,7 @@ def make_tile32(f:Format):
                 for r in range(0, rows, 2): micro(buffer + 512*r, packed + gsize*g + PACKED32*b, blocks, sums + 4*L*g + ystep*r, ystep)
     return tile
 
-# %% ../nbs/23_tiles.ipynb #5be52979
+# %% ../nbs/23_tiles.ipynb #19c81c00
 def multiply_kernels(
     f:Format,
 )->tuple: # of kernels for one, a few, and many tokens
