@@ -20,13 +20,16 @@ def settings():
 def pyproject(): return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+STALE = "the installed package is an old one: pip install -e '.[dev]'"
+
+
 def lines(text): return [o.strip() for o in text.splitlines() if o.strip()]
 def bare(requirement): return re.sub(r"[\s()'\"]", "", requirement)
 
 
 def test_version(settings):
     assert qwen35_lit.__version__ == settings["version"]
-    assert version("qwen35_lit") == settings["version"], "the installed package is an old one: pip install -e '.[dev]'"
+    assert version("qwen35_lit") == settings["version"], STALE
     assert f"## {settings['version']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -40,7 +43,7 @@ def test_pyproject_declares_and_does_not_repeat(settings, pyproject):
 def test_installed_requirements(settings):
     installed = metadata("qwen35_lit")
     plain = {bare(o) for o in installed.get_all("Requires-Dist") if ";" not in o}
-    assert plain == {bare(o) for o in lines(settings["requirements"])}
+    assert plain == {bare(o) for o in lines(settings["requirements"])}, STALE
     extras = {k.removesuffix("_requirements") for k in settings if k.endswith("_requirements")}
     assert set(installed.get_all("Provides-Extra")) == extras
     assert installed["Requires-Python"] == f">={settings['min_python']}"
