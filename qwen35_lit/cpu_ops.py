@@ -172,21 +172,22 @@ sigmoid_rows = elementwise("sigmoid_rows", lambda x: sigmoid(x), "none")
 silu_rows = elementwise("silu_rows", lambda x: silu(x), "none")
 gate_rows = elementwise("gate_rows", lambda x, y: x*silu(y), "row")
 
-# %% ../nbs/25_cpu_ops.ipynb #a94011b6
+# %% ../nbs/25_cpu_ops.ipynb #79b4ad38
 @inline
-def _conv_input(x, xrow, window, t, cols4): return x + t*xrow if t >= 0 else window + (t + 3)*cols4
+def _conv_row(x, xrow, window, t, channels): return x + t*xrow if t >= 0 else window + (t + 3)*4*channels
 
 @inline
-def conv_stretch(x, xrow, window, after, w, channels, count, silu_too, out, orow):
-    "`count` tokens of eight channels; the addresses point at the first of these channels"
-    w0, w1, w2, w3 = load(f32x8, w), load(f32x8, w + 4*channels), load(f32x8, w + 8*channels), load(f32x8, w + 12*channels)
-    a, b, c = load(f32x8, window), load(f32x8, window + 4*channels), load(f32x8, window + 8*channels)
+def conv_stretch(x, xrow, window, after, w, channels, width, count, silu_too, out, orow):
+    "`count` tokens of `width` channels; the addresses point at the first of these channels"
     for t in range(count):
-        d = load(f32x8, x + t*xrow)
-        y = fma(d, w3, fma(c, w2, fma(b, w1, a*w0)))
-        store(out + t*orow, silu(y) if silu_too else y)
-        a, b, c = b, c, d
-    store(after, a); store(after + 4*channels, b); store(after + 8*channels, c)
+        p0, p1, p2, p3 = _conv_row(x, xrow, window, t - 3, channels), _conv_row(x, xrow, window, t - 2, channels), _conv_row(x, xrow, window, t - 1, channels), x + t*xrow
+        for j in range(0, 4*width, 32):
+            y = fma(load(f32x8, p2 + j), load(f32x8, w + j + 8*channels), fma(load(f32x8, p1 + j), load(f32x8, w + j + 4*channels), load(f32x8, p0 + j)*load(f32x8, w + j)))
+            y = fma(load(f32x8, p3 + j), load(f32x8, w + j + 12*channels), y)
+            store(out + t*orow + j, silu(y) if silu_too else y)
+    for t in range(3):
+        p = _conv_row(x, xrow, window, count - 3 + t, channels)
+        for j in range(0, 4*width, 32): store(after + 4*channels*t + j, load(f32x8, p + j))
 
 def _conv(args, tid, team, sync, k):
     now, channels, x, xrow, layer, weight, silu_too, out, orow = numbers(args, 9)
@@ -196,17 +197,18 @@ def _conv(args, tid, team, sync, k):
         s, c = table + 48*(i//blocks), 64*(i % blocks)
         start, count, _, _, before, after = numbers(s, 6)
         at = 12*channels*layer
-        for j in range(4*c, 4*min(c + 64, channels), 32):
-            conv_stretch(x + start*xrow + j, xrow, before + at + j, after + at + j, weight + j, channels, count, silu_too != 0, out + start*orow + j, orow)
+        j, width = 4*c, min(64, channels - c)
+        conv_stretch(x + start*xrow + j, xrow, before + at + j, after + at + j, weight + j, channels, width, count, silu_too != 0, out + start*orow + j, orow)
         i = take(sync, k)
 conv = Step("conv", "now channels x xrow layer weight silu_too out orow".split(), Kernel(_conv, "step_conv"))
 
 # %% ../nbs/25_cpu_ops.ipynb #645491ed
 @inline
-def memory_row(S, T, decay, k, delta, q, y, knext, p):
+def memory_row(S, T, past, decay, k, delta, q, y, knext, p):
     "Eight columns of one row: write the new S; what q reads and what the next key will find grow by one term"
     new = fma(k, delta, load(f32x8, S)*decay)
-    store(T, new)
+    if past: store_past(T, new)
+    else: store(T, new)
     return fma(q, new, y), fma(knext, new, p)
 
 @inline
@@ -219,15 +221,15 @@ def found(S, width, k, d):
     return a, b, c, e
 
 @inline
-def memory_token(S, T, width, d, k, q, knext, decay, d0, d1, d2, d3):
+def memory_token(S, T, past, width, d, k, q, knext, decay, d0, d1, d2, d3):
     "One token's pass over 32 columns: what q reads, and what the next key finds"
     r0 = r1 = r2 = r3 = p0 = p1 = p2 = p3 = zero_f32x8()
     for i in range(d):
         ki, qi, ni, s, t = spread_load(f32x8, k + 4*i), spread_load(f32x8, q + 4*i), spread_load(f32x8, knext + 4*i), S + i*width, T + i*width
-        r0, p0 = memory_row(s, t, decay, ki, d0, qi, r0, ni, p0)
-        r1, p1 = memory_row(s + 32, t + 32, decay, ki, d1, qi, r1, ni, p1)
-        r2, p2 = memory_row(s + 64, t + 64, decay, ki, d2, qi, r2, ni, p2)
-        r3, p3 = memory_row(s + 96, t + 96, decay, ki, d3, qi, r3, ni, p3)
+        r0, p0 = memory_row(s, t, past, decay, ki, d0, qi, r0, ni, p0)
+        r1, p1 = memory_row(s + 32, t + 32, past, decay, ki, d1, qi, r1, ni, p1)
+        r2, p2 = memory_row(s + 64, t + 64, past, decay, ki, d2, qi, r2, ni, p2)
+        r3, p3 = memory_row(s + 96, t + 96, past, decay, ki, d3, qi, r3, ni, p3)
     return r0, r1, r2, r3, p0, p1, p2, p3
 
 # %% ../nbs/25_cpu_ops.ipynb #8a23f6ce
@@ -242,13 +244,15 @@ def delta_of(v, p, decay, beta): return (v - p*decay)*beta
 @inline
 def memory_columns(S, T, width, d, q, k, qrow, v, vrow, g, beta, grow, count, scale, y, yrow):
     "All tokens of a sequence for 32 columns of one head; from S to T"
+    past = count == 1 and (S != T) and T % 32 == 0 and width % 32 == 0       # nobody reads the new S before the next token
     p0, p1, p2, p3 = found(S, width, k, d)
     for t in range(count):
         decay, b, vt, yt = exp(load(types.float32, g + t*grow)), load(types.float32, beta + t*grow), v + t*vrow, y + t*yrow
         d0, d1 = delta_of(load(f32x8, vt), p0, decay, b), delta_of(load(f32x8, vt + 32), p1, decay, b)
         d2, d3 = delta_of(load(f32x8, vt + 64), p2, decay, b), delta_of(load(f32x8, vt + 96), p3, decay, b)
         knext = k + min(t + 1, count - 1)*qrow
-        r0, r1, r2, r3, p0, p1, p2, p3 = memory_token(S, T, width, d, k + t*qrow, q + t*qrow, knext, decay, d0, d1, d2, d3)
+        if past: r0, r1, r2, r3, p0, p1, p2, p3 = memory_token(S, T, True, width, d, k, q, knext, decay, d0, d1, d2, d3)
+        else: r0, r1, r2, r3, p0, p1, p2, p3 = memory_token(S, T, False, width, d, k + t*qrow, q + t*qrow, knext, decay, d0, d1, d2, d3)
         store(yt, r0*scale); store(yt + 32, r1*scale); store(yt + 64, r2*scale); store(yt + 96, r3*scale)
         S = T
 

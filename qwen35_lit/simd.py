@@ -8,11 +8,11 @@ __all__ = ['MODE', 'LANES', 'BITS', 'SCALAR', 'u8x4', 'u8x16', 'u8x32', 'i8x16',
            'u64x2', 'u64x4', 'f32x4', 'f32x8', 'f32x16', 'f16x8', 'jit', 'inline', 'zero_i32x8', 'zero_f32x8',
            'zero_f32x4', 'zero_i32x4', 'low4', 'high4', 'low8', 'high8', 'join8', 'f32', 'LOG2E', 'LN2_HIGH', 'LN2_LOW',
            'ROUND', 'EXP_MIN', 'EXP_MAX', 'P0', 'P1', 'P2', 'P3', 'P4', 'P5', 'ONE', 'HALF', 'ZERO', 'TWO', 'A3', 'A5',
-           'A7', 'A9', 'A11', 'A13', 'A15', 'simd_mode', 'ir_element', 'Vec', 'VecModel', 'load', 'store', 'address',
-           'spread', 'spread_load', 'cast', 'bits', 'pick', 'table', 'lookup', 'madd_u8_i8', 'madd_i16', 'dot_i16',
-           'dot_u8_i8', 'negate_where', 'ones_where_equal', 'magnitude', 'fma', 'sqrt', 'where_less', 'exp', 'sigmoid',
-           'silu', 'softplus', 'sum_lanes', 'lane', 'sum32', 'dot32', 'totals', 'from_half', 'to_half', 'opaque',
-           'gather4', 'pair64', 'prefetch', 'stack']
+           'A7', 'A9', 'A11', 'A13', 'A15', 'simd_mode', 'ir_element', 'Vec', 'VecModel', 'load', 'store', 'store_past',
+           'address', 'spread', 'spread_load', 'cast', 'bits', 'pick', 'table', 'lookup', 'madd_u8_i8', 'madd_i16',
+           'dot_i16', 'dot_u8_i8', 'negate_where', 'ones_where_equal', 'magnitude', 'fma', 'sqrt', 'where_less', 'exp',
+           'sigmoid', 'silu', 'softplus', 'sum_lanes', 'lane', 'sum32', 'dot32', 'totals', 'from_half', 'to_half',
+           'opaque', 'gather4', 'pair64', 'prefetch', 'stack']
 
 # %% ../nbs/20_simd.ipynb #f414ba5b
 import operator, os
@@ -96,6 +96,16 @@ def store(ctx, p, x):
     "Write a vector or number to address `p`"
     def code(c, b, sig, args):
         b.store(args[1], _pointer(b, args[0])).align = 1
+        return c.get_dummy_value()
+    return types.none(types.intp, x), code
+
+@intrinsic
+def store_past(ctx, p, x):
+    "Write a vector to `p`, a multiple of its size, past the caches: for what will not be read soon"
+    def code(c, b, sig, args):
+        w = b.store(args[1], _pointer(b, args[0]))
+        w.align = x.n*BITS[x.e]//8
+        w.set_metadata("nontemporal", b.module.add_metadata([ir.IntType(32)(1)]))
         return c.get_dummy_value()
     return types.none(types.intp, x), code
 
