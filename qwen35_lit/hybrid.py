@@ -231,6 +231,8 @@ def as_tokens(
 )->np.ndarray:   # [n] int64
     "Token ids, or an `InputError` that names the first which is none"
     if isinstance(tokens, (str, bytes)): raise InputError(f"tokens are {type(tokens).__name__}; expected integers (encode text with `tokenizer.encode`)")
+    try: tokens = list(tokens)
+    except TypeError: raise InputError(f"tokens are {type(tokens).__name__}; expected a list of integers from 0 to {n_vocab - 1}") from None
     for i, t in enumerate(tokens):
         if isinstance(t, (bool, np.bool_)) or not isinstance(t, (int, np.integer)) or not 0 <= t < n_vocab:
             raise InputError(f"token {i} of {len(tokens)} is {t!r}; expected an integer from 0 to {n_vocab - 1}")
@@ -259,15 +261,26 @@ def new_state(self:Model,
     "An empty state; raises `PlanError` if there is not enough memory for it"
     return self.engine.new_state(n_ctx)
 
-# %% ../nbs/08_hybrid.ipynb #9718f2f5
+# %% ../nbs/08_hybrid.ipynb #fb12bd2c
+def _position(p, s, n):
+    "Positions of one sequence, [n] or [3, n] int64; counted on from its state where none are given"
+    if p is None: return np.arange(s.n_past, s.n_past + n)
+    try: p = np.asarray(p)
+    except ValueError: raise InputError(f"positions are no array; expected whole numbers of shape [{n}] or [3, {n}]") from None
+    if p.dtype.kind not in "iu" or p.shape not in ((n,), (3, n)): raise InputError(f"positions are {p.dtype} of shape {list(p.shape)}; expected whole numbers of shape [{n}] or [3, {n}]")
+    if p.size and not 0 <= p.min() <= p.max() < 2**31: raise InputError(f"a position is {p.min() if p.min() < 0 else p.max()}; expected 0 to {2**31 - 1}")
+    return p.astype(np.int64)
+
 def _positions(given, states, counts):
-    "Positions of all rows, [n] or [3, n]; counted on from each state where none are given"
-    given = given or [None]*len(states)
-    parts = [np.arange(s.n_past, s.n_past + n) if p is None else np.asarray(p, np.int64) for p, s, n in zip(given, states, counts)]
-    for p, n in zip(parts, counts):
-        if p.shape not in ((n,), (3, n)): raise InputError(f"positions have shape {list(p.shape)}; expected [{n}] or [3, {n}]")
+    "Positions of all rows, [n] or [3, n]"
+    parts = [_position(p, s, n) for p, s, n in zip(_as_many(given, states, "positions"), states, counts)]
     if any(p.ndim == 2 for p in parts): parts = [p if p.ndim == 2 else np.stack([p]*3) for p in parts]
-    return np.concatenate(parts, -1) if parts else np.zeros(0, np.int64)
+    return np.concatenate(parts, -1)
+
+def _as_many(given, states, what):
+    if given is None: return [None]*len(states)
+    if not isinstance(given, (list, tuple)) or len(given) != len(states): raise InputError(f"{what} is {type(given).__name__}; expected a list of {len(states)}, one for each sequence")
+    return given
 
 # %% ../nbs/08_hybrid.ipynb #3e53e817
 def _check_states(states, identity):
@@ -287,12 +300,13 @@ def forward_batch(self:Model,
     "Several sequences in one pass; all states advance, or none"
     if logits not in ("all", "last"): raise InputError(f"logits is {logits!r}; expected 'all' or 'last'")
     self.checkpoint.check_intact()                                 # a file cut while mapped kills the process at the next look
+    if not (pairs := _as_pairs(pairs)): return []
     tokens, states, emb = self._inputs(pairs, embeddings)
     counts = [len(t) for t in tokens]
     if logits == "last" and 0 in counts: raise InputError("no tokens, so there are no last logits; expected at least one")
     ends = np.cumsum(counts).tolist()
     segments = [(slice(b - n, b), s) for b, n, s in zip(ends, counts, states) if n]
-    call = Call(np.concatenate(tokens) if tokens else np.zeros(0, np.int64), _positions(positions, states, counts), segments, emb, self.taps)
+    call = Call(np.concatenate(tokens), _positions(positions, states, counts), segments, emb, self.taps)
     with stepping(states, counts):
         out = run(self.engine, call, np.array(ends) - 1 if logits == "last" else slice(None)) if segments else np.zeros((0, self.config.n_vocab), np.float32)
         for t, s in zip(tokens, states): s.commit([int(i) if i >= 0 else None for i in t])
@@ -301,14 +315,25 @@ def forward_batch(self:Model,
 # %% ../nbs/08_hybrid.ipynb #9828d690
 @patch
 def _inputs(self:Model, pairs, embeddings):
-    pairs = list(pairs)
-    states = [s for _, s in pairs]
+    "Tokens, states, and the embeddings of all rows or None"
+    tokens, states = [t for t, _ in pairs], [s for _, s in pairs]
     _check_states(states, self.checkpoint.identity)
-    if embeddings is None: return [as_tokens(t, self.config.n_vocab) for t, _ in pairs], states, None
-    emb = [np.asarray(e) for e in embeddings]
-    for e in emb:
-        if e.ndim != 2 or e.shape[1] != self.config.n_embd: raise InputError(f"embeddings have shape {list(e.shape)}; expected [n, {self.config.n_embd}]")
+    if embeddings is None: return [as_tokens(t, self.config.n_vocab) for t in tokens], states, None
+    emb = [_embedding(e, t, self.config.n_embd) for e, t in zip(_as_many(embeddings, states, "embeddings"), tokens)]
     return [np.full(len(e), -1) for e in emb], states, np.concatenate(emb)
+
+def _embedding(e, tokens, width):
+    try: e = np.asarray(e)
+    except ValueError: raise InputError(f"embeddings are no array; expected shape [n, {width}]") from None
+    if e.dtype.kind not in "fiu" or e.ndim != 2 or e.shape[1] != width: raise InputError(f"embeddings are {e.dtype} of shape {list(e.shape)}; expected real numbers of shape [n, {width}]")
+    if tokens is not None and len(tokens) != len(e): raise InputError(f"{len(tokens)} tokens beside {len(e)} embeddings; expected one or the other, or as many")
+    if not np.isfinite(e).all(): raise InputError(f"row {int(np.argwhere(~np.isfinite(e))[0, 0])} of the embeddings has NaN or infinity; expected finite numbers")
+    return e
+
+def _as_pairs(pairs):
+    try: pairs = [(t, s) for t, s in pairs]
+    except (TypeError, ValueError): raise InputError(f"pairs is {type(pairs).__name__}; expected a list of (tokens, state)") from None
+    return pairs
 
 # %% ../nbs/08_hybrid.ipynb #4d8ce068
 @patch
