@@ -7,15 +7,16 @@ __all__ = ['Scored', 'StopStrings', 'Generation', 'Conversation']
 
 # %% ../nbs/13_generate.ipynb #6b8cd2ce
 from collections import namedtuple
+from collections.abc import Sequence
 from dataclasses import fields
 from numbers import Integral
 import numpy as np
 from fastcore.basics import patch
-from .config import InputError, ContextFullError, NumericError, StateError
+from .config import InputError, ContextFullError, NumericError, StateError, short
 from .hybrid import Model, as_tokens
 from .trouble import explain_nan
-from .tokenizer import Tokenizer
-from .chat import encode_chat, split_thinking
+from .tokenizer import Tokenizer, check_text
+from .chat import encode_chat, split_thinking, tidy
 from .sampling import Sampler, log_softmax, top_logprobs
 
 # %% ../nbs/13_generate.ipynb #8cbd4730
@@ -182,8 +183,10 @@ def prompt_ids(self:Model,
     follows:bool=False, # does something come before it?
 )->list:               # token ids, at least one
     "A prompt as token ids; raises `InputError` if it is empty or no prompt"
+    if prompt is None: prompt = []
     if isinstance(prompt, str): ids = self.tokenizer.encode(prompt, add_bos=False if follows else None)
-    else: ids = as_tokens([] if prompt is None else prompt, self.config.n_vocab).tolist()
+    elif isinstance(prompt, Sequence) or np.ndim(prompt) == 1: ids = as_tokens(prompt, self.config.n_vocab).tolist()
+    else: raise InputError(f"the prompt is {short(prompt)} of type {type(prompt).__name__}; expected text or a list of token ids")
     if not ids: raise InputError("the prompt is empty; expected some text or at least one token id")
     return ids
 
@@ -196,10 +199,15 @@ def _whole(name, x, least, also=()):
 
 def _stop_strings(stop):
     "A tuple of stop strings, or `InputError`"
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    try: stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
+    except TypeError: raise InputError(f"stop: found {short(stop)}, expected a string or several") from None
     for s in stops:
         if not isinstance(s, str) or not s: raise InputError(f"stop: found {s!r}, expected a string of at least one character, or several")
     return stops
+
+def _callback(name, f):
+    "Raise `InputError` unless `f` can be called, or is None"
+    if f is not None and not callable(f): raise InputError(f"{name}: found {short(f)}, expected a function")
 
 def _sampler(settings, banned):
     "A `Sampler` of these settings that never draws `banned`"
@@ -242,7 +250,8 @@ def generate(self:Model,
     "Continue a text. Raises `InputError` or `ContextFullError` at once if it cannot"
     if state is not None: self.forward([], state)       # reads nothing, but refuses what is no state of this model
     ids = self.prompt_ids(prompt, follows=state is not None and state.n_past > 0)
-    _whole("max_tokens", max_tokens, 0, (None,)); _whole("logprobs", logprobs, 0, (None,)); _whole("chunk", chunk, 1)
+    for name, x, least, also in (("max_tokens", max_tokens, 0, (None,)), ("logprobs", logprobs, 0, (None,)), ("n_ctx", n_ctx, 1, (None,)), ("chunk", chunk, 1, ())): _whole(name, x, least, also)
+    _callback("on_token", on_token); _callback("on_prompt", on_prompt)
     t, stops = self.tokenizer, _stop_strings(stop)
     sampler = _sampler(sampling, {*t.unsampled, *(t.eos_ids if ignore_eos else ())})
     if state is None: state = self.new_state(self.room_for(len(ids), max_tokens, n_ctx))
@@ -294,11 +303,13 @@ class Conversation:
         model:Model,
         messages:list=(),    # to start with, for example a system message
         thinking:bool=True,  # let the model think before it answers
-        n_ctx:int=4096,      # tokens of the whole conversation
+        n_ctx:int=None,      # tokens of the whole conversation; what the model was trained on, at most 4096, if not given
         max_tokens:int=None, # of an answer; None: until the context is full
         **kw                 # the rest of `generate`, settings of the sampler included
     ):
-        self.model, self.messages, self.thinking, self.n_ctx, self.kw = model, list(messages), thinking, n_ctx, dict(kw, max_tokens=max_tokens)
+        self.model, self.thinking, self.kw = model, thinking, dict(kw, max_tokens=max_tokens)
+        self.messages = [] if isinstance(messages, (list, tuple)) and not messages else tidy(messages)
+        self.n_ctx = min(4096, model.config.n_ctx_train) if n_ctx is None else _whole("n_ctx", n_ctx, 1)
         self.base, self.last = None, None               # the kept state; the last generation
     def encode(self, messages, answer): # token ids, with or without the opening of an answer
         return encode_chat(messages, self.model.tokenizer, thinking=self.thinking, add_generation_prompt=answer)
@@ -324,6 +335,7 @@ def ask(self:Conversation,
     on_prompt=None,  # called with (tokens read, tokens to read) while the question is read
 )->Generation:       # the answer; iterate over it
     "Say something and have it read. If that fails, the conversation is as before"
+    check_text(text)
     self.settle()
     messages = [*self.messages, dict(role="user", content=text)]
     ids, lasting = self.encode(messages, True), self.encode(messages, False)

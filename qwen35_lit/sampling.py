@@ -39,8 +39,9 @@ def probabilities(
     temperature:float=1., # above 0
 )->np.ndarray:            # probabilities, [n_vocab] float64
     "Softmax of the scores divided by the temperature"
-    p = np.asarray(logits, np.float64) - np.max(logits)
-    with np.errstate(over="ignore"): p /= temperature
+    with np.errstate(over="ignore"):                   # a difference too large for a number is -inf: probability 0
+        p = np.asarray(logits, np.float64) - np.max(logits)
+        p /= temperature
     np.exp(p, out=p)                                   # in place: a quarter of a million numbers, for every token
     return p / p.sum()
 
@@ -78,7 +79,10 @@ def keep_min_p(
     x = np.asarray(logits, np.float64)
     return np.flatnonzero(x >= x.max() + math.log(min_p)) if min_p > 0 else np.arange(x.size)
 
-# %% ../nbs/12_sampling.ipynb #d57e420e
+# %% ../nbs/12_sampling.ipynb #8b61c94d
+def _within(x): return np.clip(x, -1e300, 1e300)
+
+# %% ../nbs/12_sampling.ipynb #c40a48b1
 def penalise(
     logits:np.ndarray,    # scores, [n_vocab]
     history,              # token ids generated so far
@@ -91,11 +95,12 @@ def penalise(
     ids, n = np.unique(np.asarray(history, np.int64), return_counts=True)
     if ids.size and not (0 <= ids[0] and ids[-1] < x.size):
         raise InputError(f"history: found token id {ids[0] if ids[0] < 0 else ids[-1]}, expected 0 to {x.size - 1}")
-    seen = np.where(x[ids] > 0, x[ids] / repetition, x[ids] * repetition)
-    x[ids] = seen - presence - frequency * n
+    with np.errstate(over="ignore"):
+        seen, often = np.where(x[ids] > 0, x[ids] / repetition, x[ids] * repetition), frequency * n
+    x[ids] = np.where(np.isneginf(x[ids]), x[ids], _within(seen) - _within(presence) - _within(often))
     return x
 
-# %% ../nbs/12_sampling.ipynb #48afaa7b
+# %% ../nbs/12_sampling.ipynb #4bfe2d98
 _RULES = {
     "temperature": (Real, lambda x: x >= 0, "a number, 0 (greedy) or more"),
     "top_k": (Integral, lambda x: x >= 0, "a whole number, 0 (all tokens) or more"),
@@ -112,7 +117,7 @@ def _check(name, x):
     fine = isinstance(x, kind) and not isinstance(x, (bool, np.bool_)) and math.isfinite(x) and rule(x)
     if not fine: raise InputError(f"{name}: found {x!r}, expected {words}")
 
-# %% ../nbs/12_sampling.ipynb #7d771432
+# %% ../nbs/12_sampling.ipynb #18477e09
 @dataclass
 class Sampler:
     "How the next token is chosen from its scores"
@@ -134,7 +139,7 @@ class Sampler:
         self._banned = _checked_ban(self.banned)
         self.seek(0)
 
-# %% ../nbs/12_sampling.ipynb #fa16090e
+# %% ../nbs/12_sampling.ipynb #fcd1a8d7
 def _checked_bias(bias):
     "A dict of token ids and numbers, or `InputError`"
     if bias is None: return {}
@@ -151,7 +156,7 @@ def _checked_ban(banned):
     if x.size and (x.dtype.kind not in "iu" or x.ndim != 1 or x.min() < 0): raise InputError(f"banned: found {x.tolist()[:5]}, expected token ids, 0 or more, or a mask")
     return x.astype(np.int64)
 
-# %% ../nbs/12_sampling.ipynb #ca50d682
+# %% ../nbs/12_sampling.ipynb #bf6f20c1
 @patch
 def seek(self:Sampler,
     n:int, # how many numbers to skip from the start
@@ -165,7 +170,7 @@ def draw(self:Sampler)->float: # in [0, 1)
     "The next random number"
     return (self._bits.random_raw() >> 11) * 2.**-53
 
-# %% ../nbs/12_sampling.ipynb #51ab1d16
+# %% ../nbs/12_sampling.ipynb #2055dd3f
 @patch
 def scores(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]
@@ -183,7 +188,7 @@ def scores(self:Sampler,
     if x.max() == -np.inf: raise NumericError(f"no token is left to choose: all {x.size} scores are -inf after bias and bans")
     return x
 
-# %% ../nbs/12_sampling.ipynb #717da523
+# %% ../nbs/12_sampling.ipynb #e9ff4ffa
 def _check_logits(x):
     "Raise unless `x` is a vector of numbers below infinity"
     if x.ndim != 1 or not x.size: raise InputError(f"logits: found shape {list(x.shape)}, expected [n_vocab]")
@@ -191,7 +196,7 @@ def _check_logits(x):
     bad = np.flatnonzero(~(x < np.inf))
     raise NumericError(f"logits: {len(bad)} of {x.size} are NaN or inf, the first is {x[bad[0]]} at token id {bad[0]}")
 
-# %% ../nbs/12_sampling.ipynb #0a50cc24
+# %% ../nbs/12_sampling.ipynb #8b4cdedf
 @patch
 def choices(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]
@@ -205,7 +210,7 @@ def choices(self:Sampler,
     ids = ids[keep_min_p(x[ids], self.min_p)]
     return ids, probabilities(x[ids], self.temperature)
 
-# %% ../nbs/12_sampling.ipynb #0e79fb20
+# %% ../nbs/12_sampling.ipynb #ba7c04ff
 @patch
 def distribution(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]
@@ -217,7 +222,7 @@ def distribution(self:Sampler,
     p[ids] = p_ids
     return p
 
-# %% ../nbs/12_sampling.ipynb #c40bf9b1
+# %% ../nbs/12_sampling.ipynb #e5b9deaf
 @patch
 def sample(self:Sampler,
     logits:np.ndarray, # of one position, [n_vocab]

@@ -67,12 +67,12 @@ def test_usage(run, argv):
 
 @pytest.mark.parametrize("argv,said", [
     (["generate", ""], "the prompt is empty"),
-    (["generate", "--top-p", "7", "x"], "top_p: found 7.0, expected a number from 0 to 1"),
-    (["generate", "--temperature", "-1", "x"], "temperature: found -1.0"),
-    (["generate", "--seed", "-1", "x"], "seed: found -1"),
-    (["generate", "-n", "-5", "x"], "max_tokens: found -5"),
+    (["generate", "--top-p", "7", "x"], "--top-p: found 7.0, expected a number from 0 to 1"),
+    (["generate", "--temperature", "-1", "x"], "--temperature: found -1.0"),
+    (["generate", "--seed", "-1", "x"], "--seed: found -1"),
+    (["generate", "-n", "-5", "x"], "--max-tokens: found -5"),
     (["generate", "--n-ctx", "2", "one two three four"], "expected at most n_ctx = 2"),
-    (["generate", "--stop", "", "x"], "stop: found ''"),
+    (["generate", "--stop", "", "x"], "--stop: found ''"),
     (["generate", "-f", "no-such-file", "x.txt"][:3], "no-such-file"),
     (["generate", "-m", "no-such.gguf", "x"], "no-such.gguf"),
     (["generate", "--system", "Be brief.", "x"], "--system goes with --chat"),
@@ -80,7 +80,15 @@ def test_usage(run, argv):
     (["chat", "--load", "no-such.json"], "no-such.json"),
     (["info", "no-such.gguf"], "no-such.gguf"),
     (["info", "."], "."),
-    (["info", "--n-ctx", "0"], "n_ctx: found 0")])
+    (["info", "--n-ctx", "0"], "--n-ctx: found 0"),
+    (["generate", "--chat", "--n-ctx", "0", "x"], "--n-ctx: found 0"),
+    (["chat", "--n-ctx", "0"], "--n-ctx: found 0"),
+    (["generate", "--think", "x"], "--think goes with --chat"),
+    (["generate", "--logprobs", "2", "x"], "--logprobs goes with --json"),
+    (["generate", "--threads", "10000", "x"], "--threads: found 10000, expected 1 to"),
+    (["generate", "--threads", "0", "--engine", "numpy", "x"], "--threads: found 0"),
+    (["generate", "-m", "", "x"], "no model file: its name is empty"),
+    (["info", ""], "no model file: its name is empty")])
 def test_input_errors(run, argv, said):
     code, out, err = run(*argv)
     assert said in refused(code, err) and not out
@@ -185,8 +193,8 @@ def test_chat_script(run):
 
 def test_chat_thinks(run):
     code, out, err = run("chat", stdin=QUESTION + "\n")
-    thought, answer = out.split("</think>\n\n")
-    assert thought.strip() and answer == "Tom's kite is blue.\n" and "\x1b" not in out
+    thought, answer = out.removeprefix("<think>\n").split("\n</think>\n\n")
+    assert out.startswith("<think>\n") and thought.strip() and answer == "Tom's kite is blue.\n" and "\x1b" not in out
 
 
 def test_chat_is_put_aside_and_taken_up(run, tmp_path):
@@ -194,10 +202,82 @@ def test_chat_is_put_aside_and_taken_up(run, tmp_path):
     assert run("chat", "--no-think", stdin=f"{QUESTION}\n/save {file}\n")[0] == 0
     assert json.loads(file.read_text()) == [dict(role="user", content=QUESTION), dict(role="assistant", content="Tom's kite is blue.")]
     assert run("chat", "--no-think", "--load", file, stdin="What colour is Mia's ball?\n")[1] == "Mia's ball is red.\n"
-    for bad in ("{", '"hi"', '[{"role": "king", "content": "x"}]', "[1]"):
+    for bad in ("{", '"hi"', '[{"role": "king", "content": "x"}]', "[1]", '[{"content": "a"}]', '[{"role": "user"}]', '[{"role": "user", "content": 5}]', "{}", "[" * 100_000, "[" * 900 + "]" * 900):
         file.write_text(bad)
-        code, out, err = run("chat", "--load", file, stdin="hi\n")
-        refused(code, err)
+        for typed in ("hi\n", ""):
+            code, out, err = run("chat", "--load", file, stdin=typed)
+            assert f"{file}: " in refused(code, err) and not out
+    file.write_text("[]")
+    assert run("chat", "--no-think", "--load", file, stdin="")[0] == 0
+    code, out, err = run("chat", stdin=f"/save {tmp_path}/none/x\n")
+    assert refused(code, err) == f"qwen35-lit: /save {tmp_path}/none/x: No such file or directory"
+
+
+def test_chat_commands_and_lines_that_are_wrong(run):
+    code, out, err = run("chat", "--no-think", stdin="/think maybe\n")
+    assert refused(code, err) == "qwen35-lit: /think maybe: expected on or off"
+    assert run("chat", "--no-think", stdin="/think\n/think\n/think on\n")[2].count("Thinking is on.") == 2
+    code, out, err = shell("chat", stdin=b"  h\xffi\n")
+    assert refused(code, err) == "qwen35-lit: character 3 of the line is not UTF-8"
+
+
+def test_chat_leaves_when_nobody_reads():
+    done = subprocess.run(["bash", "-c", '"$@" chat --no-think | head -1; echo ${PIPESTATUS[0]}', "-", *COMMAND], input=b"Who are you?\n" * 20, capture_output=True, timeout=120)
+    assert done.stdout.decode().splitlines()[1:] == ["0"] and b"Broken" not in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_a_chat_in_a_pipe():
+    "Lines that do not come from a person end with the first Ctrl-C"
+    p = subprocess.Popen([*COMMAND, "chat", "--no-think", "--temperature", "3", "--n-ctx", "4000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p.stdin.write(b"Tell me a story about Leo and a green drum.\n" * 9); p.stdin.flush()
+    assert os.read(p.stdout.fileno(), 10)
+    p.send_signal(signal.SIGINT)
+    assert p.wait(60) == 130
+    err = p.stderr.read().decode()
+    p.stdin.close(); p.stdout.close(); p.stderr.close()
+    assert err.splitlines()[-1] == "interrupted" and err.count("interrupted") == 1
+
+
+@pytest.mark.parametrize("argv0,said", [("bin/qwen35-lit", True), ("qwen35-lit.exe", True), ("other.py", False)])
+def test_ctrl_c_while_importing(argv0, said):
+    code = f"""import sys
+sys.argv[0] = {argv0!r}
+class Busy:
+    def find_spec(self, name, *_):
+        if name == "qwen35_lit.plan": raise KeyboardInterrupt
+sys.meta_path.insert(0, Busy())
+import qwen35_lit.cli"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert (done.stderr == "interrupted\n") == said == ("Traceback" not in done.stderr)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs a shell")
+@pytest.mark.parametrize("line,code,out,err", [
+    ("info --json >&-", 1, "", "qwen35-lit: standard output is closed"),
+    ("generate Once -n 3 >&-", 1, "", "qwen35-lit: standard output is closed"),
+    ("generate <&-", 1, "", "qwen35-lit: the prompt is empty"),
+    ("generate Once -n 3 <&-", 0, "\n", "demo model"),
+    ("generate Once -n 3 2>&-", 0, "\n", ""),
+    ("generate Once -n -3 2>&-", 1, "", ""),
+    ("chat <&-", 0, "", ""),
+    ("chat >&- 2>&- <&-", 1, "", "")])
+def test_closed_streams(line, code, out, err):
+    done = subprocess.run(["bash", "-c", f'"$@" {line}', "-", *COMMAND], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code and done.stdout.endswith(out) and bool(done.stdout) == bool(out)
+    assert err in done.stderr and "Traceback" not in done.stderr and "Error" not in done.stderr
+
+
+def test_python_m():
+    done = subprocess.run([sys.executable, "-m", "qwen35_lit", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("qwen35-lit ")
+
+
+def test_hints(run):
+    err = run("generate", "-n", 1, "--seed", 3, "--n-ctx", 3000, "x")[2]
+    assert "--seed has no effect at temperature 0" in err and "--n-ctx 3000 is more than the 2048 tokens" in err
+    assert "note" not in run("generate", "-n", 1, "--seed", 3, "--temperature", 1, "x")[2]
+    assert run("generate", "--help")[1].count("(default: ") >= 10
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")

@@ -185,7 +185,8 @@ def test_nan_is_named():
 
 @pytest.mark.parametrize("kw", [dict(prompt=""), dict(prompt=[]), dict(prompt=None), dict(prompt=[258]), dict(prompt=[-1]), dict(prompt=[1.]), dict(prompt="a", max_tokens=1.5),
     dict(prompt="a", max_tokens=True), dict(prompt="a", stop=[1]), dict(prompt="a", stop=[""]), dict(prompt="a", temperature=-1), dict(prompt="a", tempature=1),
-    dict(prompt="a", n_ctx=-1), dict(prompt="a", logprobs=-1), dict(prompt="a", chunk=0), dict(prompt="a", logit_bias={"x": 1})])
+    *(dict(prompt=x) for x in (5, object(), {1: 2}, {1, 2}, np.array(5), np.array([[1]]), (i for i in [1]), b"a")), *(dict(prompt="a", **{k: 5}) for k in ("stop", "on_token", "on_prompt")),
+    dict(prompt="a", stop=0), dict(prompt="a", n_ctx="x"), dict(prompt="a", n_ctx=-1), dict(prompt="a", logprobs=-1), dict(prompt="a", chunk=0), dict(prompt="a", logit_bias={"x": 1})])
 def test_refused_before_anything_runs(kw):
     m = Script(said("a"))
     with pytest.raises(InputError): m.generate(**kw)
@@ -332,6 +333,26 @@ def test_conversation_after_an_interruption(m):
     talk.n_ctx = 8
     with pytest.raises(ContextFullError): talk.ask("And now?")
     assert talk.messages == [*before[0], dict(role="assistant", content=before[1].answer)]   # the answer is settled, the question is not there
+
+
+@pytest.mark.parametrize("kw", [dict(messages=None), dict(messages="hi"), dict(messages=[1]), dict(messages=[dict(content="a")]), dict(n_ctx="x"), dict(n_ctx=0)])
+def test_conversations_are_refused_at_once(m, kw):
+    with pytest.raises(InputError): Conversation(m, **kw)
+
+
+def test_conversation_fits_the_training(m):
+    assert Conversation(m).n_ctx == m.config.n_ctx_train == 2048 and Conversation(m, n_ctx=5000).n_ctx == 5000
+
+
+def test_half_a_character_is_counted_in_what_was_said(m):
+    with pytest.raises(InputError, match="character 2 of the text"): Conversation(m).ask("ab\udcff")
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("kw", [{p: sign * 10.**e} for p in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature") for e in (308, -308) for sign in ((1, -1) if p[-1] == "y" and p[0] != "r" else (1,))])
+def test_extreme_settings_are_quiet(m, kw):
+    g = m.generate(STORY, **(dict(temperature=1., seed=0, max_tokens=6, repetition_penalty=1.1) | kw)).run()
+    assert len(g.tokens) == 6
 
 
 def test_generation_is_lazy(m):
