@@ -1,6 +1,8 @@
 "What every test may use"
-import os
+import os, signal
 
+# A shell starts its background jobs with Ctrl-C ignored, and children inherit that: the tests that press it could not be heard.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when a thread pool starts, so before any import of Numba
 os.environ.setdefault("MPLBACKEND", "Agg")
 
